@@ -1,0 +1,74 @@
+/*
+ * cost.cpp: planner numbers.
+ *
+ * Nearly all work of a search happens before its first row, so it is start-up cost; each further row costs about one
+ * expansion of a node. Beyond a quarter of the nodes a scan reads everything in order (core/search.h), which bounds the total.
+ */
+#include <cmath>
+
+#include "am/am.h"
+#include "am/scan.h"
+
+namespace vecgpu {
+
+void VgCostEstimate(PlannerInfo *root, IndexPath *path, double loop_count, Cost *startup, Cost *total,
+                    Selectivity *selectivity, double *correlation, double *pages)
+{
+    /* Without an ORDER BY there is nothing that this index can answer: it leaves NULLs out, and knows no other order. */
+    if (path->indexorderbys == NIL) {
+        *startup = get_float8_infinity();
+        *total = get_float8_infinity();
+        *selectivity = 0;
+        *correlation = 0;
+        *pages = 0;
+#if PG_VERSION_NUM >= 180000
+        path->path.disabled_nodes = 2;
+#endif
+        return;
+    }
+
+    GenericCosts generic;
+    memset(&generic, 0, sizeof(generic));
+    genericcostestimate(root, path, loop_count, &generic);
+
+    Relation index = index_open(path->indexinfo->indexoid, NoLock);
+    Meta meta;
+    VgReadMeta(index, &meta);
+    double ef = VgEfSearch(index);
+    index_close(index, NoLock);
+
+    double nodes = meta.nodes;
+    double rows = path->indexinfo->tuples;
+    double dimensions = meta.dimensions > 0 ? meta.dimensions : 1;
+    double bytes = meta.dimensions > 0 ? row_bytes(meta.storage, meta.dimensions) : 4;
+    /* One distance, relative to an operator call: calls of SIMD kernels on vectors at hand are cheap. */
+    double distance_cost = cpu_operator_cost * (1 + dimensions / 256);
+    double delta = 0;
+    for (const DeltaChain &chain : meta.chains)
+        delta += chain.pages;
+
+    bool sweeps = VgSweepsAtOnce(meta, static_cast<uint32_t>(ef));
+    double keys = sweeps ? nodes : ef * meta.m * 1.3 + 100;
+    if (keys > nodes)
+        keys = nodes;
+    /* Pages that a walk touches are scattered but hot; a sweep reads them in order. */
+    double pages_per_key = bytes / kPayloadBytes > 1 ? bytes / kPayloadBytes : 1;
+    double walk_pages = sweeps ? nodes * bytes / kPayloadBytes : keys * pages_per_key;
+    double page_cost = 0.25 * seq_page_cost;
+
+    *startup = keys * distance_cost + (walk_pages + delta) * page_cost +
+               delta * (kPayloadBytes / (bytes + 8)) * distance_cost;
+    double sweep = nodes * distance_cost + nodes * bytes / kPayloadBytes * page_cost +
+                   nodes * cpu_operator_cost * std::log2(nodes + 2);
+    double per_row = cpu_index_tuple_cost + (sweeps ? cpu_operator_cost * std::log2(nodes + 2)
+                                                    : meta.m * (distance_cost + pages_per_key * page_cost * 0.5));
+    double further = rows * per_row;
+    if (!sweeps && further > sweep + rows * cpu_index_tuple_cost)
+        further = sweep + rows * cpu_index_tuple_cost;
+    *total = *startup + further;
+    *selectivity = generic.indexSelectivity;
+    *correlation = 0;
+    *pages = walk_pages;
+}
+
+} // namespace vecgpu

@@ -1,0 +1,154 @@
+/*
+ * flush.cpp: moves rows of the delta into the graph, page by page.
+ *
+ * A batch: read rows of the delta, insert them one by one into the graph as the overlay shows it, write the changed pages,
+ * publish. Until the publish nobody can see any of it: new nodes lie beyond the node count of every metapage copy, and links
+ * to them are skipped. Whatever ends a batch early, an error or a crash, leaves the delta as it was.
+ */
+#include "am/am.h"
+#include "am/pagestore.h"
+#include "core/insert.h"
+#include "page/delta.h"
+#include "page/overlay.h"
+
+namespace vecgpu {
+
+namespace {
+
+/* Rows of the delta in memory. */
+struct Batch {
+    uint8_t *vectors;
+    RowId *rows;
+    uint32_t count, capacity;
+    uint32_t limit;
+    uint32_t row_size;
+    uint64_t seen; /* dead ones included */
+};
+
+bool Collect(void *context, const DeltaVisit &visit)
+{
+    Batch *batch = static_cast<Batch *>(context);
+    if (batch->count == batch->limit)
+        return false;
+    batch->seen++;
+    if ((visit.meta & kRowStateMask) != kRowLive)
+        return true;
+    if (batch->count == batch->capacity) {
+        batch->capacity = batch->capacity * 2 < batch->limit ? batch->capacity * 2 : batch->limit;
+        batch->vectors = static_cast<uint8_t *>(
+            repalloc_huge(batch->vectors, static_cast<size_t>(batch->capacity) * batch->row_size));
+        batch->rows = static_cast<RowId *>(repalloc_huge(batch->rows, sizeof(RowId) * batch->capacity));
+    }
+    memcpy(batch->vectors + static_cast<size_t>(batch->count) * batch->row_size, visit.vector, batch->row_size);
+    batch->rows[batch->count++] = visit.id;
+    return true;
+}
+
+/* Rows whose work fits into maintenance_work_mem: each changes up to about 2m + 4 pages, though pages are soon shared. */
+uint32_t BatchLimit(const Meta &meta, uint32_t row_size)
+{
+    uint64_t memory = static_cast<uint64_t>(maintenance_work_mem) * 1024;
+    uint64_t all_links = region_pages(region_shape(meta, Region::Links), meta.nodes) * kPageBytes;
+    uint64_t per_row = row_size * 2 + 64;
+    if (all_links > memory / 2)
+        per_row += static_cast<uint64_t>(meta.m) * kPageBytes;
+    uint64_t limit = memory / 2 / per_row;
+    if (limit < 64)
+        limit = 64;
+    return limit > 100000 ? 100000 : static_cast<uint32_t>(limit);
+}
+
+uint64_t FlushBatch(Relation index, bool *more)
+{
+    Meta meta;
+    VgReadMeta(index, &meta);
+    *more = false;
+    if (meta.dimensions == 0)
+        return 0;
+    uint32_t row_size = static_cast<uint32_t>(row_bytes(meta.storage, meta.dimensions));
+    Batch batch = {};
+    batch.limit = BatchLimit(meta, row_size);
+    batch.capacity = 64 < batch.limit ? 64 : batch.limit;
+    batch.row_size = row_size;
+    batch.vectors = static_cast<uint8_t *>(MemoryContextAllocHuge(CurrentMemoryContext,
+                                                                  static_cast<size_t>(batch.capacity) * row_size));
+    batch.rows = static_cast<RowId *>(palloc(sizeof(RowId) * batch.capacity));
+
+    DeltaEnd ends[kDeltaChains];
+    for (uint32_t chain = 0; chain < kDeltaChains; chain++)
+        if (!VgDeltaScan(index, meta, chain, true, Collect, &batch, &ends[chain]))
+            VgCorrupt(index, meta.chains[chain].head_block, "delta page was recycled under the structure lock");
+    bool moves = false;
+    for (uint32_t chain = 0; chain < kDeltaChains; chain++)
+        moves = moves || ends[chain].block != meta.chains[chain].head_block ||
+                ends[chain].rows != meta.chains[chain].head_row;
+    if (!moves)
+        return 0;
+
+    /* An index that is mostly delta is built, with all cores, rather than grown row by row. */
+    if (meta.kind == IndexKind::Hnsw && batch.count >= 1000 && batch.count > meta.nodes / 2) {
+        VgRebuild(index);
+        *more = true;
+        return batch.count;
+    }
+
+    DeltaChain before[kDeltaChains];
+    memcpy(before, meta.chains, sizeof(before));
+    if (static_cast<uint64_t>(meta.nodes) + batch.count > max_nodes(meta.cell_width)) {
+        VgRebuild(index); /* picks wider cells */
+        *more = true;
+        return batch.count;
+    }
+    ChangedBlocks changed;
+    VgInitChanged(&changed);
+    if (batch.count > 0) {
+        PageStore store;
+        store.open(index, &meta, batch.count);
+        for (uint32_t i = 0; i < batch.count; i++) {
+            CHECK_FOR_INTERRUPTS();
+            store.add(batch.rows[i], batch.vectors + static_cast<size_t>(i) * row_size);
+        }
+        store.apply(meta.epoch + 1, &changed);
+    }
+    VgPublish(index, &meta, ends, &changed);
+    for (uint32_t chain = 0; chain < kDeltaChains; chain++)
+        if (before[chain].head_block != ends[chain].block)
+            VgDeltaFree(index, before[chain], ends[chain].block, row_size);
+    *more = batch.count == batch.limit;
+    return batch.count;
+}
+
+} // namespace
+
+uint64_t VgFlush(Relation index)
+{
+    MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "vecgpu flush", ALLOCSET_DEFAULT_SIZES);
+    MemoryContext old = MemoryContextSwitchTo(context);
+    uint64_t rows = 0;
+    bool more = true;
+    while (more) {
+        rows += FlushBatch(index, &more);
+        MemoryContextReset(context);
+    }
+    MemoryContextSwitchTo(old);
+    MemoryContextDelete(context);
+    return rows;
+}
+
+} // namespace vecgpu
+
+extern "C" {
+PG_FUNCTION_INFO_V1(vecgpu_flush);
+
+Datum vecgpu_flush(PG_FUNCTION_ARGS)
+{
+    using namespace vecgpu;
+    Relation index = VgOpenIndex(PG_GETARG_OID(0), RowExclusiveLock, true);
+    PreventCommandDuringRecovery("vecgpu_flush()");
+    VgLockStructure(index);
+    uint64_t rows = VgFlush(index);
+    VgUnlockStructure(index);
+    index_close(index, RowExclusiveLock);
+    PG_RETURN_INT64(static_cast<int64>(rows));
+}
+}

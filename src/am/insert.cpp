@@ -1,0 +1,91 @@
+/*
+ * insert.cpp: a row goes to the delta; the graph learns of it at the next flush.
+ */
+#include "am/am.h"
+#include "page/delta.h"
+
+namespace vecgpu {
+
+namespace {
+
+/* Kept for the statement, in IndexInfo.ii_AmCache. What it holds of the metapage never changes once dimensions are known. */
+struct InsertState {
+    const VgOpclass *opclass;
+    uint32_t dimensions;
+    Storage storage;
+    uint32_t row_size;
+    uint8_t *row;
+    DeltaCursor cursor;
+};
+
+/* Fixes the dimensions of an index that has none, unless another session was first. */
+uint32_t SetDimensions(Relation index, uint32_t dimensions)
+{
+    Buffer buffer = VgReadPage(index, 0, BUFFER_LOCK_EXCLUSIVE);
+    uint32_t known = VgCheckMeta(index, BufferGetPage(buffer))->dimensions;
+    if (known == 0) {
+        GenericXLogState *state = GenericXLogStart(index);
+        MetaOf(GenericXLogRegisterBuffer(state, buffer, 0))->dimensions = dimensions;
+        GenericXLogFinish(state);
+        known = dimensions;
+    }
+    UnlockReleaseBuffer(buffer);
+    return known;
+}
+
+InsertState *StateOf(Relation index, IndexInfo *info, uint32_t dimensions)
+{
+    InsertState *state = static_cast<InsertState *>(info->ii_AmCache);
+    if (state != nullptr)
+        return state;
+    Meta meta;
+    VgReadMeta(index, &meta);
+    if (meta.dimensions == 0)
+        meta.dimensions = SetDimensions(index, dimensions);
+
+    MemoryContext old = MemoryContextSwitchTo(info->ii_Context);
+    state = static_cast<InsertState *>(palloc(sizeof(InsertState)));
+    state->opclass = VgOpclassOf(index);
+    state->dimensions = meta.dimensions;
+    state->storage = meta.storage;
+    state->row_size = static_cast<uint32_t>(row_bytes(meta.storage, meta.dimensions));
+    state->row = static_cast<uint8_t *>(palloc(state->row_size));
+    state->cursor = {kNoBlock, 0};
+    info->ii_AmCache = state;
+    MemoryContextSwitchTo(old);
+    return state;
+}
+
+} // namespace
+
+bool VgInsert(Relation index, Datum *values, bool *isnull, ItemPointer tid, Relation heap, IndexUniqueCheck unique,
+              bool unchanged, IndexInfo *info)
+{
+    (void) heap;
+    (void) unique;
+    (void) unchanged;
+    if (isnull[0])
+        return false;
+    const VgOpclass *opclass = info->ii_AmCache == nullptr ? VgOpclassOf(index)
+                                                           : static_cast<InsertState *>(info->ii_AmCache)->opclass;
+    VgVector vector = opclass->read(values[0]);
+    VgCheckFinite(vector.data, vector.dimensions);
+    InsertState *state = StateOf(index, info, vector.dimensions);
+    VgCheckDimensions(state->dimensions, vector.dimensions);
+    if (!VgIsIndexable(opclass->metric, vector)) {
+        VgReleaseVector(&vector);
+        return false;
+    }
+    VgEncode(state->storage, vector, state->row);
+    VgReleaseVector(&vector);
+
+    uint32_t pages = VgDeltaAppend(index, RowIdOf(*tid), state->row, state->row_size, &state->cursor);
+    if (pages > 0 && vg_flush_rows > 0) {
+        uint64_t rows = static_cast<uint64_t>(pages) * delta_capacity(state->row_size);
+        if (rows >= static_cast<uint64_t>(vg_flush_rows))
+            VgRequestFlush(index, rows >= 4 * static_cast<uint64_t>(vg_flush_rows));
+    }
+    return false;
+}
+
+} // namespace vecgpu

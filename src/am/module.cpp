@@ -1,0 +1,14 @@
+/*
+ * module.cpp: what PostgreSQL sees when it loads the library.
+ */
+#include "am/am.h"
+
+extern "C" {
+PG_MODULE_MAGIC;
+PGDLLEXPORT void _PG_init(void);
+}
+
+void _PG_init(void)
+{
+    vecgpu::VgInitOptions();
+}

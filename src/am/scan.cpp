@@ -1,0 +1,422 @@
+/*
+ * scan.cpp: ORDER BY column <operator> query.
+ *
+ * A scan works with one copy of the metapage. It reads the delta of that copy first, with exact keys, and then merges the
+ * sorted delta with the stream of graph nodes (core/search.h). Because a flush moves rows from the delta to the graph in
+ * one WAL record of the metapage, a row is in exactly one of the two for every copy (src/README.md).
+ *
+ * Rows come out by (key, TID). A node that the graph finds after a farther row went out is left out (strict order).
+ */
+#include <algorithm>
+#include <cfloat>
+
+#include "am/heapvec.h"
+#include "am/scan.h"
+#include "core/search.h"
+#include "page/delta.h"
+#include "page/graph.h"
+
+namespace vecgpu {
+
+namespace {
+
+constexpr uint32_t kMaxGroup = 4096; /* rows of equal key that are put in TID order */
+constexpr uint32_t kMaxKilled = 64;
+
+/* One row that the scan may return. */
+struct Hit {
+    float key;
+    RowId row;
+    uint16_t kind; /* 0 slot, 1 twin, 2 delta */
+    uint32_t number;
+};
+
+/* A hit with its exact distance from the heap. */
+struct ExactHit {
+    double distance;
+    Hit hit;
+};
+
+struct Scan {
+    MemoryContext context; /* of one execution; reset by a rescan */
+    const VgOpclass *opclass;
+    bool started;
+    bool have_killed;
+
+    Meta meta;
+    PageSource source;
+    Stream<PageSource> stream;
+    float *query; /* null: a NULL query, rows in any order */
+
+    Hit *delta;
+    uint32_t delta_count, delta_next, delta_capacity;
+
+    bool head_ready, head_done; /* next node of the stream */
+    uint32_t head_slot;
+    float head_key;
+
+    Hit *group;
+    uint32_t group_count, group_next, group_capacity;
+    float last_key;
+
+    /* narrow storage only */
+    bool rerank;
+    bool heap_open;
+    HeapVectors vectors;
+    ExactHit *exact; /* min-heap by (distance, row) */
+    uint32_t exact_count, exact_window;
+    double last_distance;
+
+    Hit returned;
+    KilledRow killed[kMaxKilled];
+    uint32_t killed_count;
+};
+
+bool RowLess(const RowId &a, const RowId &b)
+{
+    if (a.block_high != b.block_high)
+        return a.block_high < b.block_high;
+    if (a.block_low != b.block_low)
+        return a.block_low < b.block_low;
+    return a.offset < b.offset;
+}
+
+bool HitLess(const Hit &a, const Hit &b)
+{
+    if (a.key != b.key)
+        return a.key < b.key;
+    return RowLess(a.row, b.row);
+}
+
+/* For std heaps, whose top is the greatest. */
+bool ExactGreater(const ExactHit &a, const ExactHit &b)
+{
+    if (a.distance != b.distance)
+        return a.distance > b.distance;
+    return RowLess(b.hit.row, a.hit.row);
+}
+
+void *Allocate(void *context, size_t bytes)
+{
+    return MemoryContextAllocHuge(static_cast<MemoryContext>(context), bytes);
+}
+
+void Release(void *context, void *pointer)
+{
+    (void) context;
+    pfree(pointer);
+}
+
+Scan *ScanOf(IndexScanDesc scan)
+{
+    return static_cast<Scan *>(scan->opaque);
+}
+
+bool AddDelta(void *context, const DeltaVisit &visit)
+{
+    Scan *so = static_cast<Scan *>(context);
+    if ((visit.meta & kRowStateMask) != kRowLive)
+        return true;
+    if (so->delta_count == so->delta_capacity) {
+        so->delta_capacity *= 2;
+        so->delta = static_cast<Hit *>(repalloc_huge(so->delta, sizeof(Hit) * so->delta_capacity));
+    }
+    float distance = so->query == nullptr ? 0 : key(so->source.query, visit.vector);
+    so->delta[so->delta_count++] = {distance + 0.0f, visit.id, 2, 0};
+    return true;
+}
+
+void CheckQuery(const Meta &meta, const VgVector &vector)
+{
+    if (meta.dimensions != 0 && meta.dimensions != vector.dimensions)
+        ereport(ERROR, (errcode(ERRCODE_DATA_EXCEPTION),
+                        errmsg("expected %u dimensions, not %u", meta.dimensions, vector.dimensions)));
+    VgCheckFinite(vector.data, vector.dimensions);
+}
+
+/* Reads metapage and delta, and sets up the stream. */
+void Start(IndexScanDesc scan)
+{
+    Scan *so = ScanOf(scan);
+    Relation index = scan->indexRelation;
+    MemoryContext old = MemoryContextSwitchTo(so->context);
+
+    so->opclass = VgOpclassOf(index);
+    so->query = nullptr;
+    VgVector vector = {nullptr, 0, nullptr};
+    if (!(scan->orderByData->sk_flags & SK_ISNULL))
+        vector = so->opclass->read(scan->orderByData->sk_argument);
+
+    int ef = VgEfSearch(index);
+    for (;;) {
+        CHECK_FOR_INTERRUPTS();
+        VgReadMeta(index, &so->meta);
+        if (vector.data != nullptr) {
+            CheckQuery(so->meta, vector);
+            so->query = const_cast<float *>(vector.data);
+        }
+        so->source.init(index, &so->meta, so->query);
+        so->delta_count = so->delta_next = 0;
+        so->delta_capacity = 64;
+        so->delta = static_cast<Hit *>(palloc(sizeof(Hit) * so->delta_capacity));
+        bool whole = true;
+        for (uint32_t chain = 0; chain < kDeltaChains && whole; chain++)
+            whole = VgDeltaScan(index, so->meta, chain, so->query != nullptr, AddDelta, so, nullptr);
+        if (whole)
+            break;
+        MemoryContextReset(so->context);
+        if (vector.data != nullptr)
+            vector = so->opclass->read(scan->orderByData->sk_argument);
+    }
+    std::sort(so->delta, so->delta + so->delta_count, HitLess);
+
+    Allocator memory = {so->context, Allocate, Release};
+    /* Past a quarter of the nodes, looking at all of them in order is cheaper than to walk on. */
+    uint64_t sweep_after = so->meta.nodes / 4;
+    if (so->query == nullptr || VgSweepsAtOnce(so->meta, static_cast<uint32_t>(ef)))
+        sweep_after = 0;
+    so->stream.init(&so->source, memory, static_cast<uint32_t>(ef), sweep_after);
+
+    so->head_ready = so->head_done = false;
+    so->group_capacity = 64;
+    so->group = static_cast<Hit *>(palloc(sizeof(Hit) * so->group_capacity));
+    so->group_count = so->group_next = 0;
+    so->last_key = -FLT_MAX;
+    so->rerank = so->meta.storage != Storage::Float32 && so->query != nullptr;
+    if (so->rerank) {
+        /* How far quantisation can shuffle the order, in rows; wider for narrower storage. */
+        so->exact_window = so->meta.storage == Storage::Float16 ? 8 : so->meta.storage == Storage::BFloat16 ? 32 : 64;
+        so->exact = static_cast<ExactHit *>(palloc(sizeof(ExactHit) * (so->exact_window + 1)));
+        so->exact_count = 0;
+        so->last_distance = -DBL_MAX;
+        if (!so->heap_open) {
+            MemoryContextSwitchTo(old);
+            VgOpenHeapVectors(&so->vectors, scan->heapRelation, index);
+            so->heap_open = true;
+        }
+    }
+    MemoryContextSwitchTo(old);
+    so->started = true;
+}
+
+void AddToGroup(Scan *so, const Hit &hit)
+{
+    if (so->group_count == so->group_capacity) {
+        so->group_capacity *= 2;
+        so->group = static_cast<Hit *>(repalloc(so->group, sizeof(Hit) * so->group_capacity));
+    }
+    so->group[so->group_count++] = hit;
+}
+
+bool Returnable(IndexScanDesc scan, uint16_t meta)
+{
+    if ((meta & kRowStateMask) != kRowLive)
+        return false;
+    return !(meta & kRowKilled) || !scan->ignore_killed_tuples;
+}
+
+/* The rows of a node: its own and its twins. */
+void AddNode(IndexScanDesc scan, uint32_t slot, float key)
+{
+    Scan *so = ScanOf(scan);
+    const Regions &regions = so->source.regions;
+    SlotRecord record;
+    VgReadSlot(regions, slot, &record);
+    if (Returnable(scan, record.meta))
+        AddToGroup(so, {key, record.row, 0, slot});
+    if (!(record.meta & kRowHasTwins))
+        return;
+    uint32_t steps = 0;
+    for (uint32_t twin = VgFirstTwin(regions, slot); twin < so->meta.twins;) {
+        CHECK_FOR_INTERRUPTS();
+        TwinRecord entry;
+        VgReadRecord(regions, Region::Twins, twin, &entry);
+        if (entry.slot != slot)
+            break;
+        if (Returnable(scan, entry.meta))
+            AddToGroup(so, {key, entry.row, 1, twin});
+        if (++steps > so->meta.twins)
+            VgCorrupt(scan->indexRelation, 0, "a chain of twins runs in a circle");
+        twin = entry.next;
+    }
+}
+
+/* Looks ahead one node of the stream. */
+void FetchHead(Scan *so)
+{
+    while (!so->head_ready && !so->head_done) {
+        if (!so->stream.next(&so->head_slot, &so->head_key))
+            so->head_done = true;
+        else if (!(so->head_key < so->last_key)) /* else late: a farther row is out already */
+            so->head_ready = true;
+    }
+}
+
+/* Collects the next rows of equal key, in TID order. False when the index is exhausted. */
+bool FillGroup(IndexScanDesc scan)
+{
+    Scan *so = ScanOf(scan);
+    so->group_count = so->group_next = 0;
+    while (so->group_count == 0) {
+        FetchHead(so);
+        bool graph = so->head_ready;
+        bool delta = so->delta_next < so->delta_count;
+        if (!graph && !delta)
+            return false;
+        float group_key = graph ? so->head_key : FLT_MAX;
+        if (delta && (!graph || so->delta[so->delta_next].key < group_key))
+            group_key = so->delta[so->delta_next].key;
+        so->last_key = group_key;
+        while (so->delta_next < so->delta_count && so->delta[so->delta_next].key <= group_key)
+            AddToGroup(so, so->delta[so->delta_next++]);
+        while (so->head_ready && so->head_key <= group_key && so->group_count < kMaxGroup) {
+            AddNode(scan, so->head_slot, so->head_key);
+            so->head_ready = false;
+            FetchHead(so);
+        }
+    }
+    if (so->group_count > 1)
+        std::sort(so->group, so->group + so->group_count,
+                  [](const Hit &a, const Hit &b) { return RowLess(a.row, b.row); });
+    return true;
+}
+
+bool NextHit(IndexScanDesc scan, Hit *hit)
+{
+    Scan *so = ScanOf(scan);
+    if (so->group_next == so->group_count && !FillGroup(scan))
+        return false;
+    *hit = so->group[so->group_next++];
+    return true;
+}
+
+void Kill(IndexScanDesc scan, const Hit &hit)
+{
+    Scan *so = ScanOf(scan);
+    if (hit.kind == 2)
+        return; /* delta rows leave soon enough */
+    if (so->killed_count == kMaxKilled) {
+        VgKillRows(so->source.regions, so->killed, so->killed_count);
+        so->killed_count = 0;
+    }
+    so->killed[so->killed_count++] = {hit.number, hit.kind == 1};
+}
+
+/* As NextHit, in the order of the exact distances of the heap. */
+bool NextExact(IndexScanDesc scan, Hit *hit)
+{
+    Scan *so = ScanOf(scan);
+    for (;;) {
+        while (so->exact_count < so->exact_window) {
+            Hit next;
+            if (!NextHit(scan, &next))
+                break;
+            Datum value;
+            bool all_dead = false;
+            if (!VgFetchHeapVector(&so->vectors, TidOf(next.row), scan->xs_snapshot, &value, &all_dead)) {
+                if (all_dead && !scan->xactStartedInRecovery)
+                    Kill(scan, next);
+                continue;
+            }
+            VgVector vector = so->opclass->read(value);
+            VgCheckDimensions(so->meta.dimensions, vector.dimensions);
+            Query exact = make_query(so->query, vector.dimensions, so->meta.metric, Storage::Float32);
+            double distance = exact_distance(exact, vector.data);
+            VgReleaseVector(&vector);
+            so->exact[so->exact_count++] = {distance, next};
+            std::push_heap(so->exact, so->exact + so->exact_count, ExactGreater);
+        }
+        if (so->exact_count == 0)
+            return false;
+        std::pop_heap(so->exact, so->exact + so->exact_count, ExactGreater);
+        const ExactHit &first = so->exact[--so->exact_count];
+        if (first.distance < so->last_distance)
+            continue; /* late */
+        so->last_distance = first.distance;
+        *hit = first.hit;
+        return true;
+    }
+}
+
+void FlushKilled(IndexScanDesc scan)
+{
+    Scan *so = ScanOf(scan);
+    if (so->started && so->killed_count > 0)
+        VgKillRows(so->source.regions, so->killed, so->killed_count);
+    so->killed_count = 0;
+}
+
+} // namespace
+
+IndexScanDesc VgBeginScan(Relation index, int nkeys, int norderbys)
+{
+    IndexScanDesc scan = RelationGetIndexScan(index, nkeys, norderbys);
+    Scan *so = static_cast<Scan *>(palloc0(sizeof(Scan)));
+    so->context = AllocSetContextCreate(CurrentMemoryContext, "vecgpu scan", ALLOCSET_DEFAULT_SIZES);
+    scan->opaque = so;
+    return scan;
+}
+
+void VgRescan(IndexScanDesc scan, ScanKey keys, int nkeys, ScanKey orderbys, int norderbys)
+{
+    Scan *so = ScanOf(scan);
+    (void) nkeys;
+    (void) norderbys;
+    FlushKilled(scan);
+    so->started = false;
+    so->have_killed = false;
+    MemoryContextReset(so->context);
+    if (keys != nullptr && scan->numberOfKeys > 0)
+        memmove(scan->keyData, keys, scan->numberOfKeys * sizeof(ScanKeyData));
+    if (orderbys != nullptr && scan->numberOfOrderBys > 0)
+        memmove(scan->orderByData, orderbys, scan->numberOfOrderBys * sizeof(ScanKeyData));
+}
+
+bool VgGetTuple(IndexScanDesc scan, ScanDirection direction)
+{
+    Scan *so = ScanOf(scan);
+    Assert(ScanDirectionIsForward(direction));
+    (void) direction;
+
+    if (!so->started) {
+        if (scan->numberOfOrderBys != 1)
+            elog(ERROR, "cannot scan index \"%s\" without an order", RelationGetRelationName(scan->indexRelation));
+        /*
+         * No pin is held on what was returned, so a row's TID may be reused once VACUUM has been here. A new row there is
+         * invisible to an MVCC snapshot, and to no other kind.
+         */
+        if (!IsMVCCSnapshot(scan->xs_snapshot))
+            elog(ERROR, "a vecgpu index needs an MVCC snapshot");
+        pgstat_count_index_scan(scan->indexRelation);
+#if PG_VERSION_NUM >= 180000
+        if (scan->instrument != nullptr)
+            scan->instrument->nsearches++;
+#endif
+        Start(scan);
+    } else if (scan->kill_prior_tuple && so->have_killed) {
+        Kill(scan, so->returned);
+    }
+
+    scan->xs_recheck = false;
+    scan->xs_recheckorderby = false;
+    if (!(so->rerank ? NextExact(scan, &so->returned) : NextHit(scan, &so->returned))) {
+        so->have_killed = false;
+        return false;
+    }
+    so->have_killed = true;
+    scan->xs_heaptid = TidOf(so->returned.row);
+    return true;
+}
+
+void VgEndScan(IndexScanDesc scan)
+{
+    Scan *so = ScanOf(scan);
+    FlushKilled(scan);
+    if (so->heap_open)
+        VgCloseHeapVectors(&so->vectors);
+    MemoryContextDelete(so->context);
+    pfree(so);
+    scan->opaque = nullptr;
+}
+
+} // namespace vecgpu

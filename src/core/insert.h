@@ -1,0 +1,556 @@
+/*
+ * insert.h: INSERT of HNSW (Malkov & Yashunin, algorithms 1, 2 and 4) over any node store.
+ *
+ * PostgreSQL-free. The store may jump out of any call, so there are no owning objects here; memory is taken from the
+ * caller's allocator in init() and, rarely, when the map of an insertion grows. An allocator that may return null is fine:
+ * init() says so, and an insertion that cannot grow its map stops widening and links what it has found.
+ *
+ * A store over slots offers (all ids are slots; an id read from a list is a hint and may be garbage)
+ *   Metric metric(); Storage storage(); uint32_t dimensions(); uint32_t m(); uint32_t ef_construction(); float max_norm();
+ *   uint32_t count();                                       ids from here on are skipped
+ *   const void *row(uint32_t slot, void *scratch);          the row itself or a copy in scratch (row_bytes); null: absent
+ *   void prefetch(uint32_t slot);                           its row will be read
+ *   void prefetch_links(int level, uint32_t slot);          its list will be read
+ *   uint32_t links(int level, uint32_t slot, uint32_t *out);   at most 2m on layer 0, m above
+ *   void set_links(int level, uint32_t slot, const uint32_t *ids, uint32_t n);
+ *   uint32_t capacity(int level, uint32_t slot);            at most 2m on layer 0, m above
+ *   void lock(uint32_t slot); void unlock(uint32_t slot);   around read-modify-write of a node's lists
+ *   void entry(uint32_t *slot, int *level);                 kNone: no node yet
+ *   void set_entry(uint32_t slot, int level);
+ *   bool interrupt();                                       once per expansion; true: give up; may jump out
+ *   static constexpr bool kStoresAux;                       then: float aux(uint32_t slot), see pair.h
+ *   static constexpr bool kStoresKeys;                      then: float *link_keys(int level, uint32_t slot), beside the
+ *                                                           list, under its lock, and void set_link(int level,
+ *                                                           uint32_t slot, uint32_t position, uint32_t id)
+ */
+#pragma once
+
+#include "core/memory.h"
+#include "core/pair.h"
+
+#include <cmath>
+
+namespace vecgpu {
+
+/* Slot -> distance to the row that is being inserted: the visited set of all layers, and every distance once computed. */
+class KeyMap {
+public:
+    bool init(size_t capacity, const Allocator &memory)
+    {
+        capacity_ = 64;
+        while (capacity_ < capacity)
+            capacity_ *= 2;
+        table_ = allocate_array<uint64_t>(memory, capacity_);
+        if (table_)
+            clear();
+        return table_ != nullptr;
+    }
+
+    void clear()
+    {
+        memset(table_, 0xff, capacity_ * sizeof(uint64_t));
+        size_ = 0;
+    }
+
+    /* Room for n more without moving anything; at most half full. */
+    bool reserve(size_t n, const Allocator &memory)
+    {
+        while (size_ + n > capacity_ / 2)
+            if (!grow(memory))
+                return false;
+        return true;
+    }
+
+    /* Position of the new slot, whose key is to be set; -1 if it is there already. */
+    int64_t insert(uint32_t slot)
+    {
+        size_t i = home(slot);
+        for (; table_[i] != kFree; i = (i + 1) & (capacity_ - 1))
+            if (uint32_t(table_[i] >> 32) == slot)
+                return -1;
+        table_[i] = uint64_t(slot) << 32;
+        size_++;
+        return int64_t(i);
+    }
+
+    void set(int64_t position, float key)
+    {
+        uint32_t bits;
+        memcpy(&bits, &key, sizeof bits);
+        table_[position] = (table_[position] & 0xffffffff00000000) | bits;
+    }
+
+    bool find(uint32_t slot, float *key) const
+    {
+        for (size_t i = home(slot); table_[i] != kFree; i = (i + 1) & (capacity_ - 1)) {
+            if (uint32_t(table_[i] >> 32) == slot) {
+                uint32_t bits = uint32_t(table_[i]);
+                memcpy(key, &bits, sizeof bits);
+                return true;
+            }
+        }
+        return false;
+    }
+
+    void release(const Allocator &memory)
+    {
+        if (table_)
+            memory.release(memory.context, table_);
+    }
+
+private:
+    static constexpr uint64_t kFree = UINT64_MAX;
+
+    size_t home(uint32_t slot) const { return (slot * uint64_t(0x9e3779b97f4a7c15) >> 32) & (capacity_ - 1); }
+
+    bool grow(const Allocator &memory)
+    {
+        uint64_t *larger = allocate_array<uint64_t>(memory, 2 * capacity_);
+        if (!larger)
+            return false;
+        memset(larger, 0xff, 2 * capacity_ * sizeof(uint64_t));
+        size_t old_capacity = capacity_;
+        capacity_ *= 2;
+        for (size_t j = 0; j < old_capacity; j++) {
+            if (table_[j] == kFree)
+                continue;
+            size_t i = home(uint32_t(table_[j] >> 32));
+            while (larger[i] != kFree)
+                i = (i + 1) & (capacity_ - 1);
+            larger[i] = table_[j];
+        }
+        memory.release(memory.context, table_);
+        table_ = larger;
+        return true;
+    }
+
+    uint64_t *table_;
+    size_t capacity_, size_;
+};
+
+struct InsertResult {
+    enum Kind { Inserted, TwinOf, Stopped } kind;
+    uint32_t head; /* TwinOf: the node with equal bytes */
+};
+
+template <class Store>
+class Inserter {
+public:
+    /* False if the allocator returned null; release() is due all the same. */
+    bool init(Store *store, const Allocator &memory)
+    {
+        static_assert(std::is_trivially_destructible_v<Inserter>);
+        store_ = store;
+        memory_ = memory;
+        pair_ = make_pair_metric(store->metric(), store->storage(), store->dimensions(), store->max_norm());
+        row_bytes_ = row_bytes(pair_.storage, pair_.dimensions);
+        width_ = 2 * store->m();
+        ef_ = store->ef_construction() > width_ ? store->ef_construction() : width_;
+        bool good = list_.init(ef_, memory_);
+        good &= map_.init(size_t(ef_) * width_ * 2, memory_);
+        ids_ = allocate_array<uint32_t>(memory_, width_ + 1);
+        slots_ = allocate_array<uint32_t>(memory_, width_ + 1);
+        positions_ = allocate_array<int64_t>(memory_, width_ + 1);
+        keys_ = allocate_array<float>(memory_, width_ + 1);
+        order_ = allocate_array<Packed>(memory_, width_ + 1);
+        kept_ = allocate_array<Kept>(memory_, width_ + 1);
+        chosen_ = allocate_array<Chosen>(memory_, size_t(width_) * (kMaxLevel + 2));
+        discarded_ = allocate_array<uint32_t>(memory_, ef_);
+        /* One row each for the new one, a neighbour, and all that may be kept beside the one under trial. */
+        rows_ = allocate_array<char>(memory_, row_bytes_ * (width_ + 3));
+        vectors_ = allocate_array<float>(memory_, size_t(pair_.dimensions) * 2);
+        return good && ids_ && slots_ && positions_ && keys_ && order_ && kept_ && chosen_ && discarded_ && rows_ &&
+               vectors_;
+    }
+
+    void release()
+    {
+        list_.release(memory_);
+        map_.release(memory_);
+        void *arrays[] = {ids_, slots_, positions_, keys_, order_, kept_, chosen_, discarded_, rows_, vectors_};
+        for (void *array : arrays)
+            if (array)
+                memory_.release(memory_.context, array);
+    }
+
+    /*
+     * Links the row of `slot`, whose lists are empty. With find_twin, a found node whose row has the same bytes ends it
+     * before anything was changed.
+     */
+    InsertResult insert(uint32_t slot, int level, bool find_twin)
+    {
+        uint32_t entry;
+        int entry_level;
+        store_->entry(&entry, &entry_level);
+        if (entry == kNone) {
+            store_->set_entry(slot, level);
+            return {InsertResult::Inserted, kNone};
+        }
+        if (!open_row(slot) || !enter(entry) || !descend(entry_level, level))
+            return {InsertResult::Stopped, kNone};
+        int top = level < entry_level ? level : entry_level;
+        for (int l = top; l >= 0; l--) {
+            if (!search_layer(l))
+                return {InsertResult::Stopped, kNone};
+            if (l == 0 && find_twin) {
+                uint32_t head = twin();
+                if (head != kNone)
+                    return {InsertResult::TwinOf, head};
+            }
+            select(l);
+        }
+        /* Own lists first: whoever finds the new node finds a way on from it. */
+        for (int l = top; l >= 0; l--)
+            set_own_links(l);
+        for (int l = top; l >= 0; l--)
+            for (uint32_t i = 0; i < chosen_count_[l]; i++)
+                link_back(l, chosen_[size_t(l) * width_ + i]);
+        if (level > entry_level)
+            store_->set_entry(slot, level);
+        return {InsertResult::Inserted, kNone};
+    }
+
+    /* The nodes of layer 0 that a search for the row of `slot` finds, nearest first: candidate(0 .. result - 1). */
+    uint32_t find(uint32_t slot)
+    {
+        uint32_t entry;
+        int entry_level;
+        store_->entry(&entry, &entry_level);
+        if (entry == kNone || !open_row(slot) || !enter(entry) || !descend(entry_level, 0) || !search_layer(0))
+            return 0;
+        return list_.size();
+    }
+    Packed candidate(uint32_t i) const { return list_[i]; }
+
+private:
+    struct Kept {
+        const void *row;
+        float aux;
+    };
+    /* A selected neighbour. `dominated`: nearer to another selected one than to the base; it only fills a free place. */
+    struct Chosen {
+        uint32_t slot;
+        float key;
+        bool dominated;
+    };
+
+    void *scratch(uint32_t i) const { return rows_ + i * row_bytes_; }
+
+    /* The row as float32: itself, or decoded into vectors_ number i. */
+    const float *decoded(const void *row, uint32_t i) const
+    {
+        if (pair_.storage == Storage::Float32)
+            return static_cast<const float *>(row);
+        float *vector = vectors_ + size_t(pair_.dimensions) * i;
+        decode_row(pair_.storage, row, pair_.dimensions, vector);
+        return vector;
+    }
+
+    float aux_of(uint32_t slot, const float *vector, const void *row) const
+    {
+        if constexpr (Store::kStoresAux)
+            return store_->aux(slot);
+        else
+            return pair_aux(pair_, vector, row);
+    }
+
+    bool open_row(uint32_t slot)
+    {
+        slot_ = slot;
+        row_ = store_->row(slot, scratch(0));
+        if (!row_)
+            return false;
+        vector_ = decoded(row_, 0);
+        aux_ = aux_of(slot, vector_, row_);
+        list_.clear();
+        map_.clear();
+        return true;
+    }
+
+    /* Distance of the new row to that of `slot`; false: absent. */
+    bool distance_to(uint32_t slot, float *key)
+    {
+        const void *row = store_->row(slot, scratch(1));
+        if (!row)
+            return false;
+        *key = pair_distance(pair_, vector_, aux_, row, aux_of(slot, vector_, row));
+        return true;
+    }
+
+    void consider(Packed entry)
+    {
+        if (list_.size() == ef_) {
+            if (entry > list_.last())
+                return;
+            list_.pop_last();
+        }
+        list_.insert(entry, true);
+    }
+
+    bool enter(uint32_t entry)
+    {
+        float key;
+        if (!distance_to(entry, &key))
+            return false;
+        map_.set(map_.insert(entry), key);
+        consider(pack(key, entry));
+        return true;
+    }
+
+    /* False: told to stop. */
+    bool expand(int level, uint32_t i)
+    {
+        uint32_t at = slot_of(list_[i]);
+        list_.close(i);
+        if (store_->interrupt())
+            return false;
+        if (!map_.reserve(width_, memory_))
+            return true;
+        uint32_t links = store_->links(level, at, ids_);
+        uint32_t count = store_->count();
+        uint32_t n = 0;
+        for (uint32_t j = 0; j < links; j++) {
+            if (ids_[j] >= count)
+                continue;
+            int64_t position = map_.insert(ids_[j]);
+            if (position < 0)
+                continue;
+            store_->prefetch(ids_[j]);
+            slots_[n] = ids_[j];
+            positions_[n++] = position;
+        }
+        uint32_t next = list_.first_open();
+        if (next < list_.size())
+            store_->prefetch_links(level, slot_of(list_[next])); /* the likely next one */
+        for (uint32_t j = 0; j < n; j++) {
+            float key;
+            bool there = distance_to(slots_[j], &key);
+            map_.set(positions_[j], there ? key : kAbsent);
+            if (there)
+                consider(pack(key, slots_[j]));
+        }
+        return true;
+    }
+
+    /*
+     * Layers above the new node's, greedily. list_ keeps the nearest of everything met on any layer: a node of a layer is one
+     * of all layers below, so the list goes down with us and no distance is computed twice.
+     */
+    bool descend(int from, int level)
+    {
+        for (int l = from; l > level; l--) {
+            list_.reopen_all();
+            while (list_.first_open() == 0)
+                if (!expand(l, 0))
+                    return false;
+        }
+        return true;
+    }
+
+    /* Algorithm 2: until no open node is nearer than the ef-th. */
+    bool search_layer(int level)
+    {
+        list_.reopen_all();
+        for (uint32_t i; (i = list_.first_open()) < list_.size();)
+            if (!expand(level, i))
+                return false;
+        return true;
+    }
+
+    uint32_t twin()
+    {
+        float bound = pair_twin_bound(pair_, vector_, row_);
+        for (uint32_t i = 0; i < list_.size() && key_of(list_[i]) <= bound; i++) {
+            uint32_t slot = slot_of(list_[i]);
+            const void *row = slot == slot_ ? nullptr : store_->row(slot, scratch(1));
+            if (row && memcmp(row, row_, row_bytes_) == 0)
+                return slot;
+        }
+        return kNone;
+    }
+
+    /*
+     * Algorithm 4, SELECT-NEIGHBORS-HEURISTIC, on n candidates in ascending order, with keepPrunedConnections. Writes at most
+     * `capacity` entries to out: the kept ones first, then the nearest discarded ones.
+     */
+    template <class Candidate>
+    uint32_t heuristic(uint32_t base, uint32_t capacity, uint32_t n, Candidate candidate_at, Chosen *out)
+    {
+        uint32_t kept = 0, discarded = 0;
+        for (uint32_t i = 0; i < n && kept < capacity; i++) {
+            Packed candidate = candidate_at(i);
+            uint32_t slot = slot_of(candidate);
+            if (slot == base)
+                continue;
+            const void *row = store_->row(slot, scratch(2 + kept));
+            if (!row)
+                continue;
+            const float *vector = decoded(row, 1);
+            float aux = aux_of(slot, vector, row);
+            float key = key_of(candidate);
+            bool dominated = false;
+            for (uint32_t j = 0; j < kept && !dominated; j++)
+                dominated = pair_distance(pair_, vector, aux, kept_[j].row, kept_[j].aux) < key;
+            if (dominated) {
+                discarded_[discarded++] = i;
+            } else {
+                out[kept] = {slot, key, false};
+                kept_[kept++] = {row, aux};
+            }
+        }
+        uint32_t size = kept;
+        for (uint32_t j = 0; j < discarded && size < capacity; j++) {
+            Packed candidate = candidate_at(discarded_[j]);
+            out[size++] = {slot_of(candidate), key_of(candidate), true};
+        }
+        return size;
+    }
+
+    void select(int level)
+    {
+        chosen_count_[level] = heuristic(
+            slot_, store_->capacity(level, slot_), list_.size(), [this](uint32_t i) { return list_[i]; },
+            chosen_ + size_t(level) * width_);
+    }
+
+    void set_own_links(int level)
+    {
+        const Chosen *chosen = chosen_ + size_t(level) * width_;
+        uint32_t n = chosen_count_[level];
+        for (uint32_t i = 0; i < n; i++)
+            ids_[i] = chosen[i].slot;
+        store_->lock(slot_);
+        store_->set_links(level, slot_, ids_, n);
+        if constexpr (Store::kStoresKeys) {
+            float *keys = store_->link_keys(level, slot_);
+            for (uint32_t i = 0; i < n; i++)
+                keys[i] = chosen[i].dominated ? -chosen[i].key : chosen[i].key;
+        }
+        store_->unlock(slot_);
+    }
+
+    /* The new node into the list of a chosen one. */
+    void link_back(int level, const Chosen &chosen)
+    {
+        uint32_t at = chosen.slot;
+        store_->lock(at);
+        uint32_t n = store_->links(level, at, ids_);
+        bool there = false;
+        for (uint32_t i = 0; i < n; i++)
+            there |= ids_[i] == slot_;
+        if (!there) {
+            if constexpr (Store::kStoresKeys)
+                add_by_keys(level, at, chosen.key, n);
+            else
+                add_by_rows(level, at, chosen.key, n);
+        }
+        store_->unlock(at);
+    }
+
+    /*
+     * Algorithm 4 again, one step of it: the list of `at` was selected by the heuristic and says which entries are dominated
+     * (sign bit of their keys), so that only pairs with the new node are to be compared. Their distances are known: `at`
+     * was expanded, being among the nearest found, hence all its neighbours were met. A node that becomes dominated stays
+     * so even when its dominator leaves later. When the list is full, the farthest dominated entry goes, else the farthest.
+     */
+    void add_by_keys(int level, uint32_t at, float key, uint32_t n)
+    {
+        float *keys = store_->link_keys(level, at);
+        bool dominated = false;
+        for (uint32_t i = 0; i < n; i++) {
+            if (keys[i] != keys[i])
+                keys[i] = link_key(at, ids_[i]); /* a list from elsewhere */
+            keys_[i] = INFINITY;
+            if (!std::signbit(keys[i]) && !map_.find(ids_[i], &keys_[i]))
+                distance_to(ids_[i], &keys_[i]); /* another thread added it meanwhile */
+            dominated |= keys[i] <= key && keys_[i] < key;
+        }
+        uint32_t victim = n;
+        float victim_key = key;
+        bool victim_dominated = dominated;
+        bool full = n >= store_->capacity(level, at);
+        for (uint32_t i = 0; i < n; i++) {
+            float own = std::fabs(keys[i]);
+            if (!dominated && keys_[i] < own && own > key)
+                keys[i] = -own;
+            bool sign = std::signbit(keys[i]);
+            if (sign != victim_dominated ? sign : own > victim_key) {
+                victim = i;
+                victim_key = own;
+                victim_dominated = sign;
+            }
+        }
+        if (!full)
+            victim = n;
+        else if (victim == n)
+            return;
+        store_->set_link(level, at, victim, slot_);
+        keys[victim] = dominated ? -key : key;
+    }
+
+    float link_key(uint32_t at, uint32_t to)
+    {
+        const void *row = store_->row(at, scratch(2));
+        const void *other = store_->row(to, scratch(1));
+        if (!row || !other)
+            return kAbsent;
+        const float *vector = decoded(row, 1);
+        return pair_distance(pair_, vector, aux_of(at, vector, row), other, aux_of(to, vector, other));
+    }
+
+    /* Algorithm 4 over the whole list, for a store that keeps no distances. */
+    void add_by_rows(int level, uint32_t at, float key, uint32_t n)
+    {
+        uint32_t capacity = store_->capacity(level, at);
+        if (n < capacity) {
+            ids_[n++] = slot_;
+            store_->set_links(level, at, ids_, n);
+            return;
+        }
+        const void *row = store_->row(at, scratch(2));
+        if (!row)
+            return;
+        const float *vector = decoded(row, 1);
+        float aux = aux_of(at, vector, row);
+        uint32_t count = store_->count();
+        uint32_t size = 0;
+        order_[size++] = pack(key, slot_);
+        for (uint32_t i = 0; i < n; i++) {
+            const void *other = ids_[i] < count ? store_->row(ids_[i], scratch(1)) : nullptr;
+            if (other)
+                order_[size++] = pack(pair_distance(pair_, vector, aux, other, aux_of(ids_[i], vector, other)), ids_[i]);
+        }
+        std::sort(order_, order_ + size);
+        /* The choices of the levels are still being walked: beyond them. */
+        Chosen *chosen = chosen_ + size_t(width_) * (kMaxLevel + 1);
+        uint32_t selected = heuristic(
+            at, capacity, size, [this](uint32_t i) { return order_[i]; }, chosen);
+        for (uint32_t i = 0; i < selected; i++)
+            ids_[i] = chosen[i].slot;
+        store_->set_links(level, at, ids_, selected);
+    }
+
+    static constexpr float kAbsent = 3.402823466e+38f;
+
+    Store *store_;
+    Allocator memory_;
+    PairMetric pair_;
+    CandidateList list_;
+    KeyMap map_;
+    size_t row_bytes_;
+    uint32_t width_, ef_, slot_;
+    const void *row_;
+    const float *vector_;
+    float aux_;
+    uint32_t *ids_, *slots_, *discarded_;
+    int64_t *positions_;
+    float *keys_;
+    Packed *order_;
+    Kept *kept_;
+    Chosen *chosen_;
+    char *rows_;
+    float *vectors_;
+    uint32_t chosen_count_[kMaxLevel + 1];
+};
+
+} // namespace vecgpu

@@ -1,0 +1,43 @@
+/*
+ * compat.h: every difference between the supported PostgreSQL versions (15 to 18), one sentence each.
+ */
+#pragma once
+
+#if PG_VERSION_NUM < 150000
+#error "vecgpu needs PostgreSQL 15 or later"
+#endif
+
+/* 18 tells vacuum_delay_point whether it is called from ANALYZE. */
+#if PG_VERSION_NUM >= 180000
+#define VgVacuumDelayPoint() vacuum_delay_point(false)
+#else
+#define VgVacuumDelayPoint() vacuum_delay_point()
+#endif
+
+/* 16 renamed the sub-transaction in which a relation got its file. */
+#if PG_VERSION_NUM >= 160000
+#define VgNewFileInTransaction(relation) ((relation)->rd_firstRelfilelocatorSubid != InvalidSubTransactionId)
+#else
+#define VgNewFileInTransaction(relation) ((relation)->rd_firstRelfilenodeSubid != InvalidSubTransactionId)
+#endif
+
+/* 17 replaced backend ids, which start at 1, by process numbers, which start at 0. */
+#if PG_VERSION_NUM >= 170000
+#define VgProcessNumber() ((uint32_t) MyProcNumber)
+#else
+#define VgProcessNumber() ((uint32_t) MyBackendId)
+#endif
+
+/* From 16 on one generic call checks ownership. */
+#if PG_VERSION_NUM >= 160000
+#define VgOwnsClass(oid) object_ownercheck(RelationRelationId, (oid), GetUserId())
+#else
+#define VgOwnsClass(oid) pg_class_ownercheck((oid), GetUserId())
+#endif
+
+/* 18 lets an index scan count into the executor's instrumentation. */
+#if PG_VERSION_NUM >= 180000
+#define VgIndexBeginScan(heap, index, snapshot, orderbys) index_beginscan(heap, index, snapshot, nullptr, 0, orderbys)
+#else
+#define VgIndexBeginScan(heap, index, snapshot, orderbys) index_beginscan(heap, index, snapshot, 0, orderbys)
+#endif

@@ -1,0 +1,191 @@
+#!/usr/bin/env bash
+#
+# All tests, from a bare machine on: `make check` (full) and `make check-quick` (unit and regress only).
+# Ends with one line "N passed, M failed"; exit status 0 only if nothing failed and every suite ran.
+#
+# Everything runs on throwaway servers in a temporary folder, as a user that is not root. Counted are: the rule checks
+# (1 each), unit test cases (plain and sanitized), regress and isolation files, TAP assertions.
+set -euo pipefail
+# shellcheck source=tools/common.sh
+. "$(dirname "$0")/common.sh"
+
+MODE=${1:-full}
+case $MODE in full | quick) ;; *) die "usage: $0 full|quick" ;; esac
+
+PASSED=0
+FAILED=0
+BROKEN=()
+KEEP=
+
+# add SUITE PASSED FAILED
+add() {
+    PASSED=$((PASSED + $2))
+    FAILED=$((FAILED + $3))
+    say "$1: $2 passed, $3 failed (${SECONDS}s since start)"
+    if [ "$3" -gt 0 ]; then
+        BROKEN+=("$1")
+    fi
+}
+
+# Prints "passed failed" from the last "N passed, M failed" line of a file, or nothing.
+counts_in() { sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed$/\1 \2/p' "$1" | tail -n 1; }
+
+cleanup() {
+    [ -n "${WORK:-}" ] || return 0
+    if [ -d "$WORK/data" ]; then stop_server data; fi
+    if [ -n "$KEEP" ]; then
+        say "left for a look: $WORK"
+    else
+        rm -rf "$WORK"
+    fi
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+rule_suite() {
+    local log=$WORK/rule.log failed=0
+    "$ROOT/tools/check_imports.sh" --self-test >"$log" 2>&1 || { failed=$((failed + 1)); cat "$log"; }
+    "$ROOT/tools/check_imports.sh" >"$log" 2>&1 || { failed=$((failed + 1)); cat "$log"; }
+    add "import rule" $((2 - failed)) "$failed"
+}
+
+# The linker accepts a module with holes, the server then does not; and a name exported by mistake can capture that of
+# another extension, or be captured.
+symbol_suite() {
+    local failed=0 symbols
+    symbols=$(nm -D --undefined-only "$ROOT/vecgpu.so" | grep -E 'vecgpu' || true)
+    if [ -n "$symbols" ]; then
+        failed=$((failed + 1))
+        printf 'declared but nowhere defined:\n%s\n' "$symbols"
+    fi
+    symbols=$(nm -D --defined-only "$ROOT/vecgpu.so" | grep -vE ' (Pg_magic_func|_PG_init|pg_finfo_vecgpu_.*|vecgpu_.*)$' || true)
+    if [ -n "$symbols" ]; then
+        failed=$((failed + 1))
+        printf 'exported, but src/vecgpu.map should hide it:\n%s\n' "$symbols"
+    fi
+    add "symbols" $((2 - failed)) "$failed"
+}
+
+unit_suite() {
+    local source name kind log=$WORK/unit.log passed=0 failed=0 status counts
+    say "building unit tests"
+    make -C "$ROOT" --no-print-directory -s -j"$JOBS" unit
+    for source in "$ROOT"/test/unit/*.cpp; do
+        [ -e "$source" ] || continue
+        name=$(basename "$source" .cpp)
+        for kind in unit sanitized; do
+            status=0
+            UBSAN_OPTIONS=print_stacktrace=1 timeout 600 "$ROOT/build/$kind/$name" >"$log" 2>&1 || status=$?
+            counts=$(counts_in "$log")
+            [ -n "$counts" ] || counts="0 1"
+            # A crash after the last test, or a leak, is a failure too.
+            if [ "$status" -ne 0 ] && [ "${counts#* }" -eq 0 ]; then counts="${counts% *} 1"; fi
+            passed=$((passed + ${counts% *}))
+            failed=$((failed + ${counts#* }))
+            if [ "${counts#* }" -gt 0 ]; then
+                say "unit test $kind/$name, exit status $status:"
+                grep -v '^ok ' "$log" | tail -n 60
+            fi
+        done
+    done
+    add unit "$passed" "$failed"
+}
+
+# The server's user need not be able to read the checkout (it may lie in /root), so the tests run from a copy.
+copy_tests() {
+    mkdir "$WORK/tree"
+    cp -R -P "$ROOT/test" "$WORK/tree/"
+    cp -R "$ROOT/expected" "$WORK/tree/" 2>/dev/null || mkdir "$WORK/tree/expected"
+    rm -rf "$WORK/tree/test/unit" "$WORK/tree/test/results" "$WORK/tree/test/tmp_check"
+    if is_root; then chown -R "$SERVER_USER" "$WORK/tree"; fi
+}
+
+# regress_suite SUITE PROGRAM TEST...: pg_regress or pg_isolation_regress
+regress_suite() {
+    local suite=$1 program=$2 log=$WORK/$1.log out=$WORK/$1-out passed failed
+    shift 2
+    as_server_user mkdir "$out"
+    as_server_user bash -c 'cd tree && exec "$@"' - "$program" --bindir="$PG_BINDIR" --inputdir=test --outputdir="$out" \
+        --host="$WORK" --port=5432 --user="$SERVER_USER" --dbname="vecgpu_$suite" "$@" >"$log" 2>&1 || true
+    # PostgreSQL 15 prints "test NAME ... ok", later versions print TAP.
+    passed=$(grep -cE '^(test .*\.\.\. ok|ok [0-9]+)' "$log" || true)
+    failed=$(($# - passed))
+    if [ "$failed" -gt 0 ]; then
+        grep -vE '^(test .*\.\.\. ok|ok [0-9]+)' "$log" || true
+        if [ -s "$out/regression.diffs" ]; then head -n 300 "$out/regression.diffs"; fi
+        as_server_user tail -n 30 "$WORK/data/server.log"
+        KEEP=1
+    fi
+    add "$suite" "$passed" "$failed"
+}
+
+# names FOLDER SUFFIX: test names, sorted; `setup` (it creates the extension) first
+names() {
+    local file name
+    if [ -e "$ROOT/$1/setup$2" ]; then echo setup; fi
+    for file in "$ROOT/$1"/*"$2"; do
+        [ -e "$file" ] || continue
+        name=$(basename "$file" "$2")
+        [ "$name" = setup ] || echo "$name"
+    done
+}
+
+tap_suite() {
+    local log=$WORK/tap.log counts files regress_log
+    files=("$WORK"/tree/test/t/*.pl)
+    [ -e "${files[0]}" ] || return 0
+    as_server_user mkdir -p "$WORK/tap/tmp_check/log" "$WORK/tap/ports"
+    as_server_user env TESTDIR="$WORK/tap" TESTDATADIR="$WORK/tap/tmp_check" TESTLOGDIR="$WORK/tap/tmp_check/log" \
+        PG_TEST_PORT_DIR="$WORK/tap/ports" PATH="$PG_BINDIR:$PATH" PGPORT=65432 \
+        PG_REGRESS="$PGXS_SRC/test/regress/pg_regress" \
+        bash -c 'cd tree && exec "$@"' - perl run_tap.pl 2 "$PGXS_SRC/test/perl:$WORK/tree/test/perl:$WORK/tree" \
+        "${files[@]#"$WORK"/tree/}" 2>&1 | tee "$log" || true
+    counts=$(counts_in "$log")
+    [ -n "$counts" ] || counts="0 1"
+    if [ "${counts#* }" -gt 0 ]; then
+        KEEP=1
+        for regress_log in "$WORK"/tap/tmp_check/log/regress_log_*; do
+            if grep -qE 'not ok|died|error running|timed out' "$regress_log" 2>/dev/null; then
+                say "end of ${regress_log##*/}"
+                tail -n 40 "$regress_log"
+            fi
+        done
+    fi
+    # shellcheck disable=SC2086
+    add TAP $counts
+}
+
+ensure_packages tests
+make_work_dir check
+rule_suite
+build_and_install
+symbol_suite
+unit_suite
+
+copy_tests
+cp "$ROOT/tools/run_tap.pl" "$WORK/tree/"
+start_server data "fsync = off" "max_wal_size = '4GB'" "max_prepared_transactions = 10" "log_min_messages = warning"
+
+mapfile -t TESTS < <(names test/sql .sql)
+if [ "${#TESTS[@]}" -gt 0 ]; then
+    say "regress"
+    regress_suite regress "$PGXS_SRC/test/regress/pg_regress" "${TESTS[@]}"
+fi
+if [ "$MODE" = full ]; then
+    mapfile -t TESTS < <(names test/specs .spec)
+    if [ "${#TESTS[@]}" -gt 0 ]; then
+        say "isolation"
+        regress_suite isolation "$PGXS_SRC/test/isolation/pg_isolation_regress" "${TESTS[@]}"
+    fi
+fi
+stop_server data
+if [ "$MODE" = full ]; then
+    say "TAP"
+    tap_suite
+fi
+
+if [ "${#BROKEN[@]}" -gt 0 ]; then say "failures in: ${BROKEN[*]}"; fi
+cleanup
+trap - EXIT
+echo "$PASSED passed, $FAILED failed"
+[ "$FAILED" -eq 0 ]
