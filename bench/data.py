@@ -75,6 +75,7 @@ def exact_knn(base, query, k):
 def make_sift(pack, tools, out, rows, queries=10000):
     """All descriptors of the pack; a random `rows` of them are the base, the others the extra rows."""
     sys.path.insert(0, os.path.abspath(tools))
+    sys.dont_write_bytecode = True
     import cv2
     import make_sift as recipe
     cv2.setNumThreads(1)                            # threads of the parent and fork do not go together

@@ -44,8 +44,8 @@ fi
 mkdir -p "$work" "$out"
 export BENCH_COMMIT=${BENCH_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
 status=0
-python3 bench/run.py --work "$work" --data "$sift" --host "$(nproc) cores${GPU_NAME:+, $GPU_NAME}" "$@" || status=$?
-for file in section.md state.json; do [ "$out" = "$work" ] || cp "$work/$file" "$out/" 2>/dev/null || true; done
+python3 bench/run.py --work "$work" --section "$out/section.md" --data "$sift" --host "$(nproc) cores${GPU_NAME:+, $GPU_NAME}" "$@" || status=$?
+[ "$out" = "$work" ] || cp "$work/state.json" "$out/" 2>/dev/null || true
 [ -f "$work/server.log" ] && { grep -E 'PANIC|FATAL|WARNING|TRAP|terminated by signal' "$work/server.log" | grep -v 'connection to client lost' | tail -n 5 || true; tail -n 300 "$work/server.log" >"$out/server-tail.log"; }
 say "done, status $status"
 exit $status

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+sys.dont_write_bytecode = True
 import report
 import sections
 import sections_write
@@ -68,6 +69,7 @@ def arguments():
     s.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="session settings of searches and inserts")
     r = p.add_argument_group("results")
     r.add_argument("--results", help="file that the section is appended to")
+    r.add_argument("--section", help="file of this run's section, written after every part (default: in --work)")
     r.add_argument("--host", default=f"{cores} cores, {platform.machine()}")
     r.add_argument("--commit", default=os.environ.get("BENCH_COMMIT"))
     r.add_argument("--deadline", type=int, default=0, help="start no section after so many seconds")
@@ -112,6 +114,24 @@ def rebuild(bench):
     bench.put(e, "reindex_s", bench.c.timed(f"REINDEX INDEX {e.index}"))
 
 
+def write_section(bench, began):
+    a, data, cluster = bench.a, bench.data, bench.c
+    version = cluster.sql("SHOW server_version")
+    extensions = " ".join(" ".join(r) for r in cluster.rows(
+        "SELECT extname, extversion FROM pg_extension WHERE extname IN ('vecgpu', 'vector')"))
+    meta = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit(a),
+            "host": a.host, "command": shlex.join(["bench/run.py", *sys.argv[1:]]),
+            "server": f"PostgreSQL {version}; {extensions or 'no extension'}; "
+                      + ", ".join(f"{k} {v}" for k, v in settings(a).items() if v != ""),
+            "data": f"{os.path.basename(os.path.normpath(a.data))}: {len(data.base):,} x {data.dim}, "
+                    f"{len(data.query):,} queries, k 10; m {a.m}, ef_construction {a.ef_construction}",
+            "took": f"{time.monotonic() - began:.0f} s"}
+    text = report.section(bench.state, meta, bench.notes)
+    with open(a.section or f"{a.work}/section.md", "w") as f:
+        f.write(text)
+    return text
+
+
 def main():
     a = arguments()
     os.makedirs(a.work, exist_ok=True)
@@ -136,7 +156,6 @@ def main():
         else:
             cluster.create()
         cluster.start()
-        version = cluster.sql("SHOW server_version")
         bench = sections.Bench(cluster, data, a, state, engines)
         if state["loaded"]:
             bench.prewarm()
@@ -159,21 +178,10 @@ def main():
             print(f"   {name}: {time.monotonic() - t:.1f} s", flush=True)
             with open(path, "w") as f:
                 json.dump(state, f, indent=1)
-        extensions = " ".join(" ".join(r) for r in cluster.rows(
-            "SELECT extname, extversion FROM pg_extension WHERE extname IN ('vecgpu', 'vector')"))
-        meta = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit(a),
-                "host": a.host, "command": shlex.join(["bench/run.py", *sys.argv[1:]]),
-                "server": f"PostgreSQL {version}; {extensions or 'no extension'}; "
-                          + ", ".join(f"{k} {v}" for k, v in settings(a).items() if v != ""),
-                "data": f"{os.path.basename(os.path.normpath(a.data))}: {len(data.base):,} x {data.dim}, "
-                        f"{len(data.query):,} queries, k 10; m {a.m}, ef_construction {a.ef_construction}",
-                "took": f"{time.monotonic() - began:.0f} s"}
-        text = report.section(state, meta, bench.notes)
-        with open(f"{a.work}/section.md", "w") as f:
-            f.write(text)
+            write_section(bench, began)
         if a.results:
             with open(a.results, "a") as f:
-                f.write(text)
+                f.write(write_section(bench, began))
     finally:
         cluster.stop()
     print("\n" + report.short_table(state))

@@ -180,7 +180,7 @@ def build(b):
         b.put(e, "size_mib", _size(b, e))
         b.check(e, "build")
         if e.name == "vecgpu" and not b.a.stub:
-            b.note("vecgpu_info: " + "; ".join("|".join(r) for r in b.c.rows(f"SELECT * FROM vecgpu_info('{e.index}')")))
+            b.note("vecgpu_info: " + b.c.sql(f"SELECT row_to_json(i) FROM vecgpu_info('{e.index}') i"))
     b.each(one, b.indexed, building=True)
 
 

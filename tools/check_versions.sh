@@ -61,7 +61,8 @@ check_suite() {
         exec chroot "$1" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root WERROR="$3" COPT="$4" \
             bash -c "cd /vecgpu && tools/check.sh $2"
         ' - "$root" "$MODE" "${WERROR:-}" "${COPT:-}" 2>&1 | tee "$BASE/$suite.log" || true
-    tail -n 1 "$BASE/$suite.log" >"$BASE/$suite.result"
+    grep -E '^[0-9]+ passed, [0-9]+ failed$' "$BASE/$suite.log" | tail -n 1 >"$BASE/$suite.result" ||
+        echo "did not get to the end" >"$BASE/$suite.result"
     rm -rf --one-file-system "$root"
 }
 

@@ -1,29 +1,17 @@
 /*
- * flush.cpp: moves rows of the delta into the graph, page by page.
+ * flush.cpp: moves rows of the delta into the graph.
  *
- * A batch: read rows of the delta, insert them one by one into the graph as the overlay shows it, write the changed pages,
- * publish. Until the publish nobody can see any of it: new nodes lie beyond the node count of every metapage copy, and links
+ * A batch: read rows of the delta, insert them into the graph (a few: one by one through an overlay of changed pages; many:
+ * by threads in memory, bulkflush.h), write the changed pages, publish. Until the publish nobody can see any of it: new nodes lie beyond the node count of every metapage copy, and links
  * to them are skipped. Whatever ends a batch early, an error or a crash, leaves the delta as it was.
  */
-#include "am/am.h"
+#include "am/bulkflush.h"
 #include "am/pagestore.h"
-#include "core/insert.h"
-#include "page/delta.h"
 #include "page/overlay.h"
 
 namespace vecgpu {
 
 namespace {
-
-/* Rows of the delta in memory. */
-struct Batch {
-    uint8_t *vectors;
-    RowId *rows;
-    uint32_t count, capacity;
-    uint32_t limit;
-    uint32_t row_size;
-    uint64_t seen; /* dead ones included */
-};
 
 bool Collect(void *context, const DeltaVisit &visit)
 {
@@ -67,7 +55,8 @@ uint64_t FlushBatch(Relation index, bool *more)
         return 0;
     uint32_t row_size = static_cast<uint32_t>(row_bytes(meta.storage, meta.dimensions));
     Batch batch = {};
-    batch.limit = BatchLimit(meta, row_size);
+    bool threads = VgBulkFlushFits(meta);
+    batch.limit = threads ? kBulkFlushRows : BatchLimit(meta, row_size);
     batch.capacity = 64 < batch.limit ? 64 : batch.limit;
     batch.row_size = row_size;
     batch.vectors = static_cast<uint8_t *>(MemoryContextAllocHuge(CurrentMemoryContext,
@@ -101,7 +90,9 @@ uint64_t FlushBatch(Relation index, bool *more)
     }
     ChangedBlocks changed;
     VgInitChanged(&changed);
-    if (batch.count > 0) {
+    if (threads && VgBulkFlushPays(meta, batch.count)) {
+        VgBulkFlush(index, &meta, batch, &changed);
+    } else if (batch.count > 0) {
         PageStore store;
         store.open(index, &meta, batch.count);
         for (uint32_t i = 0; i < batch.count; i++) {

@@ -147,7 +147,7 @@ static void GroupTwins(NodeSet *set)
 
 /* ---- graph ---- */
 
-static uint32_t ThreadCount(const NodeSet *set)
+static uint32_t ThreadCount(uint32_t nodes)
 {
     if (max_parallel_maintenance_workers == 0)
         return 0; /* everything in this process, between looks at interrupts */
@@ -155,8 +155,8 @@ static uint32_t ThreadCount(const NodeSet *set)
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     if (cores > 0 && threads > cores)
         threads = cores;
-    if (threads > static_cast<long>(set->count / 256) + 1)
-        threads = static_cast<long>(set->count / 256) + 1;
+    if (threads > static_cast<long>(nodes / 256) + 1)
+        threads = static_cast<long>(nodes / 256) + 1;
     return static_cast<uint32_t>(threads);
 }
 
@@ -164,15 +164,15 @@ static uint32_t ThreadCount(const NodeSet *set)
  * Waits for the builder and answers to cancel. While its threads run, nothing here may leave by an error: they
  * are stopped and joined first.
  */
-static Status WaitForBuilder(NodeSet *set, Builder *builder, BuildControl *control)
+static Status WaitForBuilder(NodeSet *set, Builder *builder, BuildControl *control, uint32_t total)
 {
     bool connecting = false;
     uint32_t threads = build_threads(builder);
     while (!build_poll(builder)) {
         uint64_t done = control->done.load(std::memory_order_relaxed);
         Progress(set, done);
-        if (!connecting && done == set->count) {
-            Phase(set, kPhaseConnect, set->count);
+        if (!connecting && done == total) {
+            Phase(set, kPhaseConnect, total);
             connecting = true;
         }
         if (QueryCancelPending || ProcDiePending) {
@@ -194,46 +194,65 @@ static Status WaitForBuilder(NodeSet *set, Builder *builder, BuildControl *contr
     return build_join(builder);
 }
 
-static void BuildGraph(NodeSet *set)
+void VgExtendGraph(NodeSet *set, uint32_t last, uint64_t records)
+{
+    Graph *graph = &set->graph;
+    uint32_t m = set->meta->m;
+    uint32_t old = graph->count;
+    /* Nodes first: the arrays of set->nodes are one after the other, so the later ones have to move up. */
+    size_t links0 = graph_links0_bytes(last, m);
+    size_t upper = graph_upper_bytes(records, m) + 1;
+    if (links0 > set->links0->used)
+        VgArenaExtend(set->links0, links0 - set->links0->used);
+    if (upper > set->upper->used)
+        VgArenaExtend(set->upper, upper - set->upper->used);
+    if (graph_node_bytes(last) > set->nodes->used)
+        VgArenaExtend(set->nodes, graph_node_bytes(last) - set->nodes->used);
+    uint8_t *base = static_cast<uint8_t *>(set->nodes->base);
+    uint8_t *levels = base + sizeof(uint32_t) * static_cast<size_t>(last);
+    memmove(levels, base + sizeof(uint32_t) * static_cast<size_t>(old), old);
+    graph->links0 = static_cast<uint32_t *>(set->links0->base);
+    graph->upper = static_cast<uint32_t *>(set->upper->base);
+    graph->upper_offset = reinterpret_cast<uint32_t *>(base);
+    graph->levels = levels;
+    graph->locks = levels + last;
+    memset(graph->locks, 0, last);
+    graph->reserved = set->reserved;
+    if (!graph_add_nodes(graph, set->meta->incarnation, last))
+        ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("too many nodes on upper layers")));
+}
+
+void VgInsertNodes(NodeSet *set, uint32_t first, uint32_t last, bool connect)
 {
     const Meta *meta = set->meta;
-    Graph *graph = &set->graph;
-    uint32_t n = set->count;
-    if (n == 0 || meta->kind != IndexKind::Hnsw)
-        return;
-    Phase(set, kPhaseGraph, n);
-
-    if (meta->metric == Metric::InnerProduct) {
-        float *scratch = static_cast<float *>(palloc(sizeof(float) * meta->dimensions));
-        set->max_norm = largest_norm(meta->storage, set->rows->base, n, meta->dimensions, scratch);
-        pfree(scratch);
-    }
-    uint64_t records = graph_count_records(meta->incarnation, meta->m, 0, n);
-    size_t links0 = VgArenaExtend(set->links0, graph_links0_bytes(n, meta->m));
-    size_t upper = VgArenaExtend(set->upper, graph_upper_bytes(records, meta->m) + 1);
-    size_t nodes = VgArenaExtend(set->nodes, graph_node_bytes(n));
-    graph->links0 = reinterpret_cast<uint32_t *>(static_cast<char *>(set->links0->base) + links0);
-    graph->upper = reinterpret_cast<uint32_t *>(static_cast<char *>(set->upper->base) + upper);
-    graph->upper_offset = reinterpret_cast<uint32_t *>(static_cast<char *>(set->nodes->base) + nodes);
-    graph->levels = reinterpret_cast<uint8_t *>(graph->upper_offset + n);
-    graph->locks = graph->levels + n;
-    memset(graph->locks, 0, n);
-    graph->reserved = set->reserved;
-    if (!graph_add_nodes(graph, meta->incarnation, n))
-        ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("too many nodes on upper layers")));
-
-    BuildParams params = {meta->metric,   meta->storage, meta->dimensions, meta->ef_construction,
-                          set->max_norm, ThreadCount(set), true};
+    BuildParams params = {meta->metric,  meta->storage,           meta->dimensions, meta->ef_construction,
+                          set->max_norm, ThreadCount(last - first), connect};
     BuildControl control;
     Builder *builder;
-    if (build_start(&builder, graph, set->rows->base, 0, n, params, &control) == Status::OutOfMemory)
+    if (build_start(&builder, &set->graph, set->rows->base, first, last, params, &control) == Status::OutOfMemory)
         OutOfMemory();
-    if (WaitForBuilder(set, builder, &control) == Status::FewerThreads)
+    if (WaitForBuilder(set, builder, &control, last - first) == Status::FewerThreads)
         ereport(DEBUG1, (errmsg("index build ran with fewer threads than it asked for")));
     uint32_t unreachable = control.unreachable.load();
     if (unreachable > 0)
         ereport(DEBUG1, (errmsg("%u nodes cannot be reached through the graph", unreachable),
                          errdetail("Scans that go on to the end return their rows all the same.")));
+}
+
+static void BuildGraph(NodeSet *set)
+{
+    const Meta *meta = set->meta;
+    uint32_t n = set->count;
+    if (n == 0 || meta->kind != IndexKind::Hnsw)
+        return;
+    Phase(set, kPhaseGraph, n);
+    if (meta->metric == Metric::InnerProduct) {
+        float *scratch = static_cast<float *>(palloc(sizeof(float) * meta->dimensions));
+        set->max_norm = largest_norm(meta->storage, set->rows->base, n, meta->dimensions, scratch);
+        pfree(scratch);
+    }
+    VgExtendGraph(set, n, graph_count_records(meta->incarnation, meta->m, 0, n));
+    VgInsertNodes(set, 0, n, true);
 }
 
 void VgBuildNodeSet(NodeSet *set)

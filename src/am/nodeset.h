@@ -37,6 +37,14 @@ void VgInitNodeSet(NodeSet *set, const Meta *meta, bool report);
 /* Space for one more row, for the caller to encode into. Errors past the number of rows that an index can have. */
 uint8_t *VgAddRow(NodeSet *set, const RowId &id);
 
+/*
+ * Room in the graph's arrays for nodes below `last` and `records` upper records; arrays may move. New nodes get their levels.
+ */
+void VgExtendGraph(NodeSet *set, uint32_t last, uint64_t records);
+
+/* Inserts nodes first .. last - 1 with the threads that settings allow; answers to cancel. */
+void VgInsertNodes(NodeSet *set, uint32_t first, uint32_t last, bool connect);
+
 /* Groups rows with equal vectors, so that each vector is one node, and builds the graph with the threads that settings allow. */
 void VgBuildNodeSet(NodeSet *set);
 

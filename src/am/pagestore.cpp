@@ -30,6 +30,15 @@ uint16_t StateOf(const Meta &meta)
 
 } // namespace
 
+void PageStore::open_overlay(Relation relation, Meta *working)
+{
+    index = relation;
+    meta = working;
+    upper_of = nullptr;
+    VgOpenOverlay(&overlay, index, meta);
+    record = static_cast<uint8_t *>(palloc(kPageBytes));
+}
+
 void PageStore::open(Relation relation, Meta *working, uint32_t rows)
 {
     index = relation;
@@ -44,9 +53,7 @@ void PageStore::open(Relation relation, Meta *working, uint32_t rows)
         VgGrowRegion(index, meta, Region::Links, static_cast<uint64_t>(meta->nodes) + rows);
         VgGrowRegion(index, meta, Region::Upper, meta->upper + upper);
     }
-    VgOpenOverlay(&overlay, index, meta);
-    record = static_cast<uint8_t *>(palloc(kPageBytes));
-    upper_of = nullptr;
+    open_overlay(index, meta);
     if (meta->kind == IndexKind::Hnsw) {
         load_upper();
         if (meta->metric == Metric::InnerProduct && meta->nodes == 0)
@@ -241,35 +248,48 @@ void PageStore::add_twin(uint32_t head, const RowId &row)
     meta->twins = number + 1;
 }
 
-void PageStore::add(const RowId &row, const uint8_t *vector)
+void PageStore::put_node(const RowId &row, const uint8_t *vector)
 {
-    uint32_t slot = meta->nodes;
+    uint32_t slot = meta->nodes++;
     VgOverlayWrite(&overlay, Region::Vectors, slot, 0, vector, Shape(overlay.regions, Region::Vectors).record_bytes);
     SlotRecord entry = {row, StateOf(*meta)};
     VgOverlayWrite(&overlay, Region::Slots, slot, 0, &entry, sizeof(entry));
-    if (meta->kind == IndexKind::Flat) {
-        meta->nodes = slot + 1;
+}
+
+void PageStore::put_upper(uint32_t number, uint32_t slot, int level, const uint32_t *links, const uint32_t *record_of)
+{
+    UpperRecord header = {slot, static_cast<uint8_t>(level), {0, 0, 0}};
+    uint8_t cells[4 * kUpperCells];
+    for (uint32_t i = 0; i < meta->m; i++)
+        store_cell(cells, i, meta->cell_width,
+                   links[i] == kNone ? kNone : record_of[links[i]] + static_cast<uint32_t>(level) - 1);
+    VgOverlayWrite(&overlay, Region::Upper, number, 0, &header, sizeof(header));
+    VgOverlayWrite(&overlay, Region::Upper, number, sizeof(header), cells, meta->m * meta->cell_width);
+}
+
+void PageStore::add(const RowId &row, const uint8_t *vector)
+{
+    uint32_t slot = meta->nodes;
+    /* The node counts from here on; it is taken back if the row turns out to be a twin. */
+    put_node(row, vector);
+    if (meta->kind == IndexKind::Flat)
         return;
-    }
 
     uint8_t empty[4 * 2 * kUpperCells];
+    uint32_t none[kUpperCells];
     memset(empty, 0xff, sizeof(empty));
+    memset(none, 0xff, sizeof(none));
     VgOverlayWrite(&overlay, Region::Links, slot, 0, empty, 2u * meta->m * meta->cell_width);
     int level = random_level(meta->incarnation, slot, meta->m);
     uint32_t upper = meta->upper;
     for (int l = 1; l <= level; l++) {
-        UpperRecord header = {slot, static_cast<uint8_t>(l), {0, 0, 0}};
-        uint32_t number = upper + static_cast<uint32_t>(l) - 1;
-        VgOverlayWrite(&overlay, Region::Upper, number, 0, &header, sizeof(header));
-        VgOverlayWrite(&overlay, Region::Upper, number, sizeof(header), empty, meta->m * meta->cell_width);
+        put_upper(upper + static_cast<uint32_t>(l) - 1, slot, l, none, nullptr);
     }
     if (level > 0) {
         bool found;
         UpperEntry *added = static_cast<UpperEntry *>(hash_search(upper_of, &slot, HASH_ENTER, &found));
         added->record = upper;
     }
-    /* The node counts from here on; it is taken back if the row turns out to be a twin. */
-    meta->nodes = slot + 1;
     meta->upper = upper + static_cast<uint32_t>(level);
     InsertResult result = inserter.insert(slot, level, true);
     if (result.kind != InsertResult::TwinOf)

@@ -27,6 +27,12 @@ struct PageStore {
 
     void apply(uint64_t epoch, ChangedBlocks *changed);
 
+    /* ---- pieces of add(), for a graph that was made elsewhere (bulkflush.cpp) ---- */
+    void open_overlay(Relation relation, Meta *working);
+    void put_node(const RowId &row, const uint8_t *vector); /* the next slot; its links are written already */
+    void put_upper(uint32_t number, uint32_t slot, int level, const uint32_t *links, const uint32_t *record_of);
+    void add_twin(uint32_t head, const RowId &row);
+
     /* ---- the concept of core/insert.h ---- */
     static constexpr bool kStoresAux = false;
     static constexpr bool kStoresKeys = false;
@@ -57,7 +63,6 @@ private:
     bool has_twins(uint32_t slot);
     uint32_t upper_record(uint32_t slot, int level);
     void load_upper();
-    void add_twin(uint32_t head, const RowId &row);
 };
 
 } // namespace vecgpu

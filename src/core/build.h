@@ -81,7 +81,7 @@ struct BuildControl {
     std::atomic<bool> stop{false};
     std::atomic<uint64_t> done{0};        /* nodes inserted */
     std::atomic<uint32_t> linked{0};      /* nodes that the connectivity pass had to link */
-    std::atomic<uint32_t> unreachable{0}; /* and those that it could not: 0 unless m is tiny */
+    std::atomic<uint32_t> unreachable{0}; /* and those that it could not: 0 unless stopped */
 };
 
 /* What build_start() will allocate for `nodes` nodes in all (old and new). */

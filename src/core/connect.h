@@ -1,10 +1,10 @@
 /*
  * connect.h: makes every node of layer 0 reachable from the entry point.
  *
- * A breadth-first walk from the entry point gives a tree. A node outside is linked from one of its nearest nodes inside: in a
- * free cell, or in place of a link that is no edge of the tree. Tree edges are never removed, so what is reachable stays
- * reachable and every link made enlarges the tree: one round is enough, and what is left is left only when all cells near it
- * hold tree edges. Runs in slices, one thread, while no one else writes.
+ * A breadth-first walk from the entry point gives a tree. A node u outside is linked from the nearest node v inside that has a
+ * free cell or a link that is no edge of the tree. If every cell near u holds a tree edge, v -> t becomes v -> u -> t. So there
+ * always is a tree over all that was ever reachable, every link made enlarges it, and one round reaches every node.
+ * Runs in slices, one thread, while no one else writes.
  */
 #pragma once
 
@@ -93,37 +93,73 @@ private:
         uint32_t found = inserter->find(slot);
         for (uint32_t i = 0; i < found; i++) {
             uint32_t from = slot_of(inserter->candidate(i));
-            if (from == slot || parent_[from] == kNone)
+            if (parent_[from] == kNone)
                 continue;
-            uint32_t n = store_->links(0, from, ids_);
-            float *keys = store_->link_keys(0, from);
-            uint32_t at = kNone;
-            if (n < store_->capacity(0, from)) {
-                at = n;
-            } else {
-                /* The farthest dominated link, else the farthest. An unknown distance (NaN) loses every comparison. */
-                bool dominated = false;
-                float farthest = -1;
-                for (uint32_t j = 0; j < n; j++) {
-                    if (parent_[ids_[j]] == from)
-                        continue;
-                    bool sign = std::signbit(keys[j]);
-                    float key = std::fabs(keys[j]);
-                    if (at == kNone || (sign != dominated ? sign : key > farthest)) {
-                        at = j;
-                        dominated = sign;
-                        farthest = key;
-                    }
-                }
-            }
+            uint32_t at = replaceable(from);
             if (at == kNone)
                 continue;
             store_->set_link(0, from, at, slot);
-            keys[at] = key_of(inserter->candidate(i));
+            store_->link_keys(0, from)[at] = key_of(inserter->candidate(i));
             reach(slot, from);
             return true;
         }
-        return false;
+        for (uint32_t i = 0; i < found; i++) {
+            Packed candidate = inserter->candidate(i);
+            if (parent_[slot_of(candidate)] != kNone)
+                return splice(slot_of(candidate), slot, key_of(candidate));
+        }
+        return splice(queue_[0], slot, std::nanf("")); /* the search met nothing inside; the entry point is */
+    }
+
+    /* A free cell, else the farthest dominated link, else the farthest; no tree edge. An unknown distance (NaN) loses. */
+    uint32_t replaceable(uint32_t from)
+    {
+        uint32_t n = store_->links(0, from, ids_);
+        if (n < store_->capacity(0, from))
+            return n;
+        const float *keys = store_->link_keys(0, from);
+        uint32_t at = kNone;
+        bool dominated = false;
+        float farthest = -1;
+        for (uint32_t i = 0; i < n; i++) {
+            if (parent_[ids_[i]] == from)
+                continue;
+            bool sign = std::signbit(keys[i]);
+            float key = std::fabs(keys[i]);
+            if (at == kNone || (sign != dominated ? sign : key > farthest)) {
+                at = i;
+                dominated = sign;
+                farthest = key;
+            }
+        }
+        return at;
+    }
+
+    /* from -> t becomes from -> slot -> t. All links of `slot`, which is outside, are no tree edges. */
+    bool splice(uint32_t from, uint32_t slot, float key)
+    {
+        uint32_t n = store_->links(0, from, ids_);
+        if (n == 0)
+            return false;
+        uint32_t t = ids_[n - 1];
+        bool tree_edge = parent_[t] == from;
+        store_->set_link(0, from, n - 1, slot);
+        store_->link_keys(0, from)[n - 1] = key;
+        reach(slot, from);
+        if (!tree_edge)
+            return true;
+        n = store_->links(0, slot, ids_);
+        for (uint32_t i = 0; i < n; i++) {
+            if (ids_[i] == t) {
+                parent_[t] = slot;
+                return true;
+            }
+        }
+        uint32_t capacity = store_->capacity(0, slot), at = n < capacity ? n : n - 1;
+        store_->set_link(0, slot, at, t);
+        store_->link_keys(0, slot)[at] = std::nanf("");
+        parent_[t] = slot;
+        return true;
     }
 
     GraphStore *store_;

@@ -133,6 +133,12 @@ struct InsertResult {
     uint32_t head; /* TwinOf: the node with equal bytes */
 };
 
+/*
+ * Mates. Rows that differ but lie at distance zero as far as float32 can tell (multiples of one vector under cosine, say) are
+ * a trap: a thousand of them fill every candidate set and every list among themselves, and no search gets in or out. So an
+ * insertion considers at most m / 2 mates of its row and a list holds at most m / 2 of its node, and the other places are for
+ * the world outside. Which mates a list holds does not matter, as long as every one is in some list: see link_back().
+ */
 template <class Store>
 class Inserter {
 public:
@@ -145,6 +151,7 @@ public:
         pair_ = make_pair_metric(store->metric(), store->storage(), store->dimensions(), store->max_norm());
         row_bytes_ = row_bytes(pair_.storage, pair_.dimensions);
         width_ = 2 * store->m();
+        quota_ = store->m() > 2 ? store->m() / 2 : 1;
         ef_ = store->ef_construction() > width_ ? store->ef_construction() : width_;
         bool good = list_.init(ef_, memory_);
         good &= map_.init(size_t(ef_) * width_ * 2, memory_);
@@ -186,25 +193,19 @@ public:
             store_->set_entry(slot, level);
             return {InsertResult::Inserted, kNone};
         }
-        if (!open_row(slot) || !enter(entry) || !descend(entry_level, level))
-            return {InsertResult::Stopped, kNone};
+        if (!open_row(slot, find_twin) || !enter(entry) || !descend(entry_level, level))
+            return ended_early();
         int top = level < entry_level ? level : entry_level;
         for (int l = top; l >= 0; l--) {
             if (!search_layer(l))
-                return {InsertResult::Stopped, kNone};
-            if (l == 0 && find_twin) {
-                uint32_t head = twin();
-                if (head != kNone)
-                    return {InsertResult::TwinOf, head};
-            }
+                return ended_early();
             select(l);
         }
         /* Own lists first: whoever finds the new node finds a way on from it. */
         for (int l = top; l >= 0; l--)
             set_own_links(l);
         for (int l = top; l >= 0; l--)
-            for (uint32_t i = 0; i < chosen_count_[l]; i++)
-                link_back(l, chosen_[size_t(l) * width_ + i]);
+            link_back(l);
         if (level > entry_level)
             store_->set_entry(slot, level);
         return {InsertResult::Inserted, kNone};
@@ -216,7 +217,7 @@ public:
         uint32_t entry;
         int entry_level;
         store_->entry(&entry, &entry_level);
-        if (entry == kNone || !open_row(slot) || !enter(entry) || !descend(entry_level, 0) || !search_layer(0))
+        if (entry == kNone || !open_row(slot, false) || !enter(entry) || !descend(entry_level, 0) || !search_layer(0))
             return 0;
         return list_.size();
     }
@@ -254,14 +255,24 @@ private:
             return pair_aux(pair_, vector, row);
     }
 
-    bool open_row(uint32_t slot)
+    InsertResult ended_early() const
+    {
+        return {twin_ != kNone ? InsertResult::TwinOf : InsertResult::Stopped, twin_};
+    }
+
+    bool open_row(uint32_t slot, bool find_twin)
     {
         slot_ = slot;
+        twin_ = kNone;
+        mates_ = 0;
         row_ = store_->row(slot, scratch(0));
         if (!row_)
             return false;
         vector_ = decoded(row_, 0);
         aux_ = aux_of(slot, vector_, row_);
+        PairBounds bounds = pair_bounds(pair_, vector_, row_);
+        twin_bound_ = find_twin ? bounds.twin : -1;
+        mate_bound_ = bounds.mate;
         list_.clear();
         map_.clear();
         return true;
@@ -274,11 +285,15 @@ private:
         if (!row)
             return false;
         *key = pair_distance(pair_, vector_, aux_, row, aux_of(slot, vector_, row));
+        if (*key <= twin_bound_ && slot != slot_ && memcmp(row, row_, row_bytes_) == 0)
+            twin_ = slot;
         return true;
     }
 
     void consider(Packed entry)
     {
+        if (key_of(entry) <= mate_bound_ && ++mates_ > quota_)
+            return;
         if (list_.size() == ef_) {
             if (entry > list_.last())
                 return;
@@ -294,10 +309,10 @@ private:
             return false;
         map_.set(map_.insert(entry), key);
         consider(pack(key, entry));
-        return true;
+        return twin_ == kNone;
     }
 
-    /* False: told to stop. */
+    /* False: told to stop, or a twin was met. */
     bool expand(int level, uint32_t i)
     {
         uint32_t at = slot_of(list_[i]);
@@ -329,7 +344,7 @@ private:
             if (there)
                 consider(pack(key, slots_[j]));
         }
-        return true;
+        return twin_ == kNone;
     }
 
     /*
@@ -357,21 +372,10 @@ private:
         return true;
     }
 
-    uint32_t twin()
-    {
-        float bound = pair_twin_bound(pair_, vector_, row_);
-        for (uint32_t i = 0; i < list_.size() && key_of(list_[i]) <= bound; i++) {
-            uint32_t slot = slot_of(list_[i]);
-            const void *row = slot == slot_ ? nullptr : store_->row(slot, scratch(1));
-            if (row && memcmp(row, row_, row_bytes_) == 0)
-                return slot;
-        }
-        return kNone;
-    }
-
     /*
      * Algorithm 4, SELECT-NEIGHBORS-HEURISTIC, on n candidates in ascending order, with keepPrunedConnections. Writes at most
-     * `capacity` entries to out: the kept ones first, then the nearest discarded ones.
+     * `capacity` entries to out: the kept ones first, then the nearest discarded ones. A mate of the base dominates nobody:
+     * whether it is nearer than the base is noise.
      */
     template <class Candidate>
     uint32_t heuristic(uint32_t base, uint32_t capacity, uint32_t n, Candidate candidate_at, Chosen *out)
@@ -390,7 +394,8 @@ private:
             float key = key_of(candidate);
             bool dominated = false;
             for (uint32_t j = 0; j < kept && !dominated; j++)
-                dominated = pair_distance(pair_, vector, aux, kept_[j].row, kept_[j].aux) < key;
+                dominated = out[j].key > mate_bound_ &&
+                            pair_distance(pair_, vector, aux, kept_[j].row, kept_[j].aux) < key;
             if (dominated) {
                 discarded_[discarded++] = i;
             } else {
@@ -429,22 +434,98 @@ private:
         store_->unlock(slot_);
     }
 
-    /* The new node into the list of a chosen one. */
-    void link_back(int level, const Chosen &chosen)
+    /*
+     * The new node into the lists of the chosen ones. At least one of its mates takes it in: those that hold `quota_` mates
+     * refuse, and if all do, the first puts it between itself and one of them.
+     */
+    void link_back(int level)
     {
-        uint32_t at = chosen.slot;
-        store_->lock(at);
-        uint32_t n = store_->links(level, at, ids_);
+        const Chosen *chosen = chosen_ + size_t(level) * width_;
+        uint32_t mate = kNone;
+        bool taken = false;
+        for (uint32_t i = 0; i < chosen_count_[level]; i++) {
+            uint32_t at = chosen[i].slot;
+            bool is_mate = chosen[i].key <= mate_bound_;
+            if (is_mate && mate == kNone)
+                mate = at;
+            store_->lock(at);
+            uint32_t n = store_->links(level, at, ids_);
+            if (holds(n)) {
+                taken |= is_mate;
+            } else if (!is_mate || count_mates(n) < quota_) {
+                if constexpr (Store::kStoresKeys)
+                    add_by_keys(level, at, chosen[i].key, n);
+                else
+                    add_by_rows(level, at, chosen[i].key, n);
+                taken |= is_mate;
+            }
+            store_->unlock(at);
+        }
+        if (mate != kNone && !taken)
+            splice(level, mate);
+    }
+
+    /* Whether ids_[0..n) has the new node. */
+    bool holds(uint32_t n) const
+    {
         bool there = false;
         for (uint32_t i = 0; i < n; i++)
             there |= ids_[i] == slot_;
-        if (!there) {
-            if constexpr (Store::kStoresKeys)
-                add_by_keys(level, at, chosen.key, n);
-            else
-                add_by_rows(level, at, chosen.key, n);
+        return there;
+    }
+
+    /* Mates among ids_[0..n), the list of a mate: what is near one is near all of them. Those not met are not counted. */
+    uint32_t count_mates(uint32_t n) const
+    {
+        uint32_t mates = 0;
+        float key;
+        for (uint32_t i = 0; i < n; i++)
+            mates += map_.find(ids_[i], &key) && key <= mate_bound_;
+        return mates;
+    }
+
+    /* mate -> x becomes mate -> new -> x for one of its mates x: all stay reachable, no list grows. */
+    void splice(int level, uint32_t mate)
+    {
+        store_->lock(mate);
+        uint32_t n = store_->links(level, mate, ids_);
+        uint32_t mates = count_mates(n), x = kNone;
+        if (!holds(n) && mates > 0) {
+            uint32_t pick = uint32_t(slot_ * uint64_t(0x9e3779b97f4a7c15) >> 33) % mates;
+            float key;
+            for (uint32_t i = 0; i < n && x == kNone; i++) {
+                if (map_.find(ids_[i], &key) && key <= mate_bound_ && pick-- == 0) {
+                    x = ids_[i];
+                    replace(level, mate, i, n, slot_, key);
+                }
+            }
         }
-        store_->unlock(at);
+        store_->unlock(mate);
+        if (x == kNone)
+            return;
+        store_->lock(slot_);
+        n = store_->links(level, slot_, ids_);
+        bool there = false;
+        for (uint32_t i = 0; i < n; i++)
+            there |= ids_[i] == x;
+        if (!there && store_->capacity(level, slot_) > 0) {
+            /* Its last link is its farthest, or one that another thread has just made. */
+            uint32_t i = n < store_->capacity(level, slot_) ? n : n - 1;
+            replace(level, slot_, i, i < n ? n : n + 1, x, 0);
+        }
+        store_->unlock(slot_);
+    }
+
+    /* List `at` is ids_[0..n), with a new entry number i. */
+    void replace(int level, uint32_t at, uint32_t i, uint32_t n, uint32_t id, float key)
+    {
+        ids_[i] = id;
+        if constexpr (Store::kStoresKeys) {
+            store_->set_link(level, at, i, id);
+            store_->link_keys(level, at)[i] = key;
+        } else {
+            store_->set_links(level, at, ids_, n);
+        }
     }
 
     /*
@@ -463,7 +544,7 @@ private:
             keys_[i] = INFINITY;
             if (!std::signbit(keys[i]) && !map_.find(ids_[i], &keys_[i]))
                 distance_to(ids_[i], &keys_[i]); /* another thread added it meanwhile */
-            dominated |= keys[i] <= key && keys_[i] < key;
+            dominated |= keys[i] <= key && keys[i] > mate_bound_ && keys_[i] < key;
         }
         uint32_t victim = n;
         float victim_key = key;
@@ -471,7 +552,7 @@ private:
         bool full = n >= store_->capacity(level, at);
         for (uint32_t i = 0; i < n; i++) {
             float own = std::fabs(keys[i]);
-            if (!dominated && keys_[i] < own && own > key)
+            if (!dominated && key > mate_bound_ && keys_[i] < own && own > key)
                 keys[i] = -own;
             bool sign = std::signbit(keys[i]);
             if (sign != victim_dominated ? sign : own > victim_key) {
@@ -538,7 +619,8 @@ private:
     CandidateList list_;
     KeyMap map_;
     size_t row_bytes_;
-    uint32_t width_, ef_, slot_;
+    uint32_t width_, ef_, quota_, slot_, twin_, mates_;
+    float twin_bound_, mate_bound_;
     const void *row_;
     const float *vector_;
     float aux_;

@@ -55,13 +55,19 @@ float pair_distance(const PairMetric &pair, const float *a, float aux_a, const v
     return distance > 0 ? float(distance) : 0;
 }
 
-float pair_twin_bound(const PairMetric &pair, const float *vector, const void *row)
+PairBounds pair_bounds(const PairMetric &pair, const float *vector, const void *row)
 {
+    /* 1 - cos of parallel vectors is off by some roundings of float32, each 6e-8. */
     if (pair.metric == Metric::Cosine)
-        return 1e-5f;
-    /* Not 0: a kernel may fuse the decoding of a row into the subtraction, without the rounding of decode_row. */
+        return {1e-5f, 1e-6f};
+    /*
+     * Equal rows need not be at 0: a kernel may fuse the decoding of a row into the subtraction, without the rounding of
+     * decode_row. A relative difference of 3e-7 is some units in the last place.
+     */
     float norm2 = pair.table->dot_norm[int(pair.storage)](vector, row, pair.dimensions).norm2;
-    return norm2 <= FLT_MAX ? 1e-6f * norm2 : FLT_MAX;
+    if (!(norm2 <= FLT_MAX))
+        return {FLT_MAX, FLT_MIN};
+    return {1e-6f * norm2, 1e-13f * norm2 > FLT_MIN ? 1e-13f * norm2 : FLT_MIN};
 }
 
 int random_level(uint64_t seed, uint32_t slot, uint32_t m)

@@ -35,8 +35,11 @@ float pair_aux(const PairMetric &pair, const float *vector, const void *row);
 /* d(a, b) as float32; never NaN, never below 0. a is decoded (decode_row; a Float32 row is its own decoding). */
 float pair_distance(const PairMetric &pair, const float *a, float aux_a, const void *b, float aux_b);
 
-/* Distances up to this may be those of two byte-equal rows. */
-float pair_twin_bound(const PairMetric &pair, const float *vector, const void *row);
+struct PairBounds {
+    float twin; /* distances up to this may be those of two byte-equal rows */
+    float mate; /* distances up to this cannot be told from zero */
+};
+PairBounds pair_bounds(const PairMetric &pair, const float *vector, const void *row);
 
 /* floor(-ln(U) / ln(m)), at most kMaxLevel, with U from a hash of (seed, slot): mL = 1 / ln(M), section 4.1 of the paper. */
 int random_level(uint64_t seed, uint32_t slot, uint32_t m);

@@ -1,0 +1,287 @@
+/*
+ * bulkflush.cpp: see bulkflush.h.
+ */
+#include "am/bulkflush.h"
+
+#include "am/nodeset.h"
+#include "am/pagestore.h"
+#include "page/overlay.h"
+
+namespace vecgpu {
+
+bool VgBulkFlushFits(const Meta &meta)
+{
+    if (meta.kind != IndexKind::Hnsw)
+        return false;
+    uint64_t nodes = static_cast<uint64_t>(meta.nodes) + kBulkFlushRows;
+    uint64_t row = row_bytes(meta.storage, meta.dimensions);
+    /* Vectors, lists with their distances, and some twenty bytes for all else; the batch itself once more. */
+    uint64_t bytes = nodes * (row + 2ull * meta.m * 8 + 20) + kBulkFlushRows * row;
+    return bytes <= static_cast<uint64_t>(maintenance_work_mem) * 1024;
+}
+
+bool VgBulkFlushPays(const Meta &meta, uint32_t rows)
+{
+    /* Loading runs at some 2 GB/s, once over pages and once over lists; a row through the buffers takes about 0.8 ms. */
+    double bytes = static_cast<double>(meta.nodes) *
+                   (static_cast<double>(row_bytes(meta.storage, meta.dimensions)) + 2.0 * meta.m * 12);
+    return rows > 64 && rows * 0.0008 > bytes / 2e9;
+}
+
+namespace {
+
+/* Copies the payloads of a packed region: `bytes` bytes from its start. */
+void LoadPacked(const Regions &regions, Region region, uint8_t *out, uint64_t bytes)
+{
+    for (uint32_t page = 0; bytes > 0; page++) {
+        CHECK_FOR_INTERRUPTS();
+        uint32_t part = bytes < kPayloadBytes ? static_cast<uint32_t>(bytes) : kPayloadBytes;
+        Buffer buffer = VgReadRegionPage(regions, region, page);
+        memcpy(out, Payload(BufferGetPage(buffer)), part);
+        UnlockReleaseBuffer(buffer);
+        out += part;
+        bytes -= part;
+    }
+}
+
+/* Calls visit(record number, bytes) for records 0 .. count - 1 of a region with whole records on its pages. */
+template <class Visit>
+void ForRecords(const Regions &regions, Region region, uint32_t count, Visit visit)
+{
+    const RegionShape &shape = Shape(regions, region);
+    for (uint32_t first = 0, page = 0; first < count; first += shape.per_page, page++) {
+        CHECK_FOR_INTERRUPTS();
+        Buffer buffer = VgReadRegionPage(regions, region, page);
+        const uint8_t *at = Payload(BufferGetPage(buffer));
+        for (uint32_t i = first; i < count && i < first + shape.per_page; i++, at += shape.record_bytes)
+            visit(i, at);
+        UnlockReleaseBuffer(buffer);
+    }
+}
+
+void LoadGraph(const Regions &regions, NodeSet *set)
+{
+    const Meta &meta = *regions.meta;
+    Graph *graph = &set->graph;
+    uint32_t cells = 2u * meta.m;
+    ForRecords(regions, Region::Slots, meta.nodes, [&](uint32_t slot, const uint8_t *at) {
+        SlotRecord record;
+        memcpy(&record, at, sizeof(record));
+        set->reserved[slot] = (record.meta & kRowHasTwins) != 0;
+    });
+    ForRecords(regions, Region::Links, meta.nodes, [&](uint32_t slot, const uint8_t *at) {
+        uint32_t *links = graph->links0 + static_cast<size_t>(slot) * cells;
+        uint32_t own = cells - set->reserved[slot];
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < own; i++) {
+            uint32_t id = load_cell(at, i, meta.cell_width);
+            if (id == kNone)
+                break;
+            if (id < meta.nodes && id != slot)
+                links[n++] = id; /* others are leftovers of a flush that did not end */
+        }
+        for (uint32_t i = n; i < cells; i++)
+            links[i] = kNone;
+    });
+    /* Slots of the upper records first: the lists name records, and records may name later ones. */
+    uint32_t *slot_of_record = static_cast<uint32_t *>(
+        MemoryContextAllocHuge(set->context, sizeof(uint32_t) * (static_cast<size_t>(meta.upper) + 1)));
+    for (uint32_t slot = 0; slot < meta.nodes; slot++) {
+        graph->levels[slot] = 0;
+        graph->upper_offset[slot] = kNone;
+    }
+    ForRecords(regions, Region::Upper, meta.upper, [&](uint32_t number, const uint8_t *at) {
+        UpperRecord record;
+        memcpy(&record, at, sizeof(record));
+        if (record.slot >= meta.nodes || record.level < 1 || record.level > kMaxLevel)
+            VgCorrupt(regions.index, 0, "an upper record names no node or no level");
+        slot_of_record[number] = record.slot;
+        if (record.level == 1)
+            graph->upper_offset[record.slot] = number;
+        if (graph->levels[record.slot] < record.level)
+            graph->levels[record.slot] = record.level;
+    });
+    ForRecords(regions, Region::Upper, meta.upper, [&](uint32_t number, const uint8_t *at) {
+        UpperRecord record;
+        memcpy(&record, at, sizeof(record));
+        uint32_t *links = graph->upper + static_cast<size_t>(number) * meta.m;
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < meta.m; i++) {
+            uint32_t id = load_cell(at + sizeof(record), i, meta.cell_width);
+            if (id == kNone)
+                break;
+            if (id < meta.upper && graph->levels[slot_of_record[id]] >= record.level &&
+                slot_of_record[id] != record.slot)
+                links[n++] = slot_of_record[id];
+        }
+        for (; n < meta.m; n++)
+            links[n] = kNone;
+    });
+    graph->count = meta.nodes;
+    graph->records = meta.upper;
+    graph->entry = kNone;
+    graph->entry_level = 0;
+    if (meta.entry_handle != kNone) {
+        graph->entry_level = meta.entry_level;
+        graph->entry = meta.entry_level == 0 ? meta.entry_handle : slot_of_record[meta.entry_handle];
+    }
+    pfree(slot_of_record);
+}
+
+/*
+ * Writes the pages of a region that differ from what `encode` makes of its records. encode(record, bytes) changes a copy of
+ * the record as it is on the page.
+ */
+template <class Encode>
+void WriteChanged(const Regions &regions, Region region, uint32_t count, uint64_t epoch, ChangedBlocks *changed,
+                  Encode encode)
+{
+    const RegionShape &shape = Shape(regions, region);
+    PGAlignedBlock image;
+    for (uint32_t first = 0, page_number = 0; first < count; first += shape.per_page, page_number++) {
+        CHECK_FOR_INTERRUPTS();
+        BlockNumber block = region_block(Directory(regions, region), page_number);
+        Buffer buffer = VgReadRegionPage(regions, region, page_number);
+        Page page = BufferGetPage(buffer);
+        bool is_new = reinterpret_cast<PageHeader>(page)->pd_lower <= kPageHeaderBytes;
+        memcpy(image.data, Payload(page), kPayloadBytes);
+        uint8_t *at = reinterpret_cast<uint8_t *>(image.data);
+        for (uint32_t i = first; i < count && i < first + shape.per_page; i++, at += shape.record_bytes)
+            encode(i, at);
+        bool same = memcmp(image.data, Payload(page), kPayloadBytes) == 0;
+        LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+        if (!same) {
+            /* The structure lock kept the page as it was. */
+            LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
+            GenericXLogState *state = GenericXLogStart(regions.index);
+            page = GenericXLogRegisterBuffer(state, buffer, is_new ? GENERIC_XLOG_FULL_IMAGE : 0);
+            memcpy(Payload(page), image.data, kPayloadBytes);
+            SetPayloadUsed(page, kPayloadBytes);
+            Trailer(page)->epoch = epoch;
+            GenericXLogFinish(state);
+            LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
+            VgNoteChanged(changed, block);
+        }
+        ReleaseBuffer(buffer);
+    }
+}
+
+void *TryAllocate(void *context, size_t bytes)
+{
+    return MemoryContextAllocExtended(static_cast<MemoryContext>(context), bytes, MCXT_ALLOC_HUGE | MCXT_ALLOC_NO_OOM);
+}
+
+void Release(void *context, void *pointer)
+{
+    (void) context;
+    pfree(pointer);
+}
+
+void Interrupt(void *context)
+{
+    (void) context;
+    CHECK_FOR_INTERRUPTS();
+}
+
+} // namespace
+
+void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *changed)
+{
+    uint32_t old_nodes = meta->nodes;
+    uint32_t row_size = batch.row_size;
+    Regions regions;
+    VgOpenRegions(&regions, index, meta);
+    NodeSet *set = static_cast<NodeSet *>(palloc(sizeof(NodeSet)));
+    VgInitNodeSet(set, meta, false);
+    set->max_norm = meta->max_norm;
+
+    /* All vectors, then which rows of the batch are new ones. */
+    VgArenaExtend(set->rows, (static_cast<size_t>(old_nodes) + batch.count) * row_size);
+    uint8_t *rows = static_cast<uint8_t *>(set->rows->base);
+    LoadPacked(regions, Region::Vectors, rows, static_cast<uint64_t>(old_nodes) * row_size);
+    memcpy(rows + static_cast<size_t>(old_nodes) * row_size, batch.vectors, static_cast<size_t>(batch.count) * row_size);
+    uint32_t total = old_nodes + batch.count;
+    uint32_t *twin_of = static_cast<uint32_t *>(MemoryContextAllocHuge(set->context, sizeof(uint32_t) * total));
+    Allocator memory = {set->context, TryAllocate, Release};
+    if (find_twins(rows, row_size, total, twin_of, memory, Interrupt, nullptr) != Status::Ok)
+        ereport(ERROR, (errcode(ERRCODE_OUT_OF_MEMORY), errmsg("out of memory")));
+    uint32_t nodes = old_nodes;
+    for (uint32_t i = old_nodes; i < total; i++) {
+        if (twin_of[i] != kNone) {
+            /* A head in the batch has its node number in twin_of by now, one among the old nodes is its own number. */
+            if (twin_of[i] >= old_nodes)
+                twin_of[i] = twin_of[twin_of[i]];
+            continue;
+        }
+        if (nodes != i)
+            memcpy(rows + static_cast<size_t>(nodes) * row_size, rows + static_cast<size_t>(i) * row_size, row_size);
+        twin_of[i] = nodes++;
+    }
+
+    set->reserved = static_cast<uint8_t *>(
+        MemoryContextAllocExtended(set->context, static_cast<Size>(nodes) + 1, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO));
+    uint64_t records = meta->upper + graph_count_records(meta->incarnation, meta->m, old_nodes, nodes);
+    set->graph.count = 0;
+    VgExtendGraph(set, old_nodes, meta->upper); /* arrays for the old nodes, to be filled from the pages */
+    LoadGraph(regions, set);
+    VgExtendGraph(set, nodes, records);
+    if (nodes > old_nodes)
+        VgInsertNodes(set, old_nodes, nodes, false);
+
+    /* New vectors and slots through the overlay, twins too; then the lists. */
+    VgGrowRegion(index, meta, Region::Vectors, nodes);
+    VgGrowRegion(index, meta, Region::Slots, nodes);
+    VgGrowRegion(index, meta, Region::Links, nodes);
+    VgGrowRegion(index, meta, Region::Upper, records);
+    const Graph &graph = set->graph;
+    uint32_t cells = 2u * meta->m;
+    uint32_t width = meta->cell_width;
+    uint64_t epoch = meta->epoch + 1;
+    WriteChanged(regions, Region::Links, nodes, epoch, changed, [&](uint32_t slot, uint8_t *at) {
+        const uint32_t *links = graph.links0 + static_cast<size_t>(slot) * cells;
+        uint32_t own = cells - set->reserved[slot];
+        for (uint32_t i = 0; i < own; i++)
+            store_cell(at, i, width, links[i]);
+    });
+    WriteChanged(regions, Region::Upper, static_cast<uint32_t>(records), epoch, changed,
+                 [&](uint32_t number, uint8_t *at) {
+                     const uint32_t *links = graph.upper + static_cast<size_t>(number) * meta->m;
+                     uint8_t level;
+                     if (number >= meta->upper)
+                         return; /* written below, with their headers */
+                     memcpy(&level, at + offsetof(UpperRecord, level), sizeof(level));
+                     for (uint32_t i = 0; i < meta->m; i++)
+                         store_cell(at + sizeof(UpperRecord), i, width,
+                                    links[i] == kNone ? kNone : graph.upper_offset[links[i]] + level - 1u);
+                 });
+
+    PageStore store;
+    store.open_overlay(index, meta);
+    for (uint32_t i = old_nodes; i < nodes; i++) {
+        for (int level = 1; level <= graph.levels[i]; level++) {
+            uint32_t number = graph.upper_offset[i] + static_cast<uint32_t>(level) - 1;
+            store.put_upper(number, i, level, graph.upper + static_cast<size_t>(number) * meta->m, graph.upper_offset);
+        }
+    }
+    for (uint32_t i = 0; i < batch.count; i++) {
+        if ((i & 255) == 0)
+            CHECK_FOR_INTERRUPTS();
+        uint32_t node = twin_of[old_nodes + i];
+        /* The first row with a node's number is the node, the others are its twins. */
+        if (node >= old_nodes && node == meta->nodes)
+            store.put_node(batch.rows[i], rows + static_cast<size_t>(node) * row_size);
+        else
+            store.add_twin(node, batch.rows[i]);
+    }
+    meta->upper = static_cast<uint32_t>(records);
+    if (graph.entry != kNone) {
+        meta->entry_level = graph.entry_level;
+        meta->entry_handle = graph.entry_level == 0
+                                 ? graph.entry
+                                 : graph.upper_offset[graph.entry] + static_cast<uint32_t>(graph.entry_level) - 1;
+    }
+    store.apply(epoch, changed);
+    VgFreeNodeSet(set);
+}
+
+} // namespace vecgpu

@@ -1,0 +1,321 @@
+# Nodes, background sessions, crashes and the closing checks that the TAP tests share.
+#
+#   use FindBin;
+#   use lib "$FindBin::RealBin/../perl";
+#   use VecgpuTest;
+#   my $node = vg_node('primary', conf => "restart_after_crash = on\n");   # started, extension created, no preload
+#   vg_fill($node, 'items', 5000);                          # items (id int primary key, v real[]), 16 dimensions
+#   my $session = vg_session($node, 'SELECT vecgpu_flush(...)');           # runs meanwhile
+#   my ($code, $out, $err) = vg_finish($session);
+#   vg_same_as_exact($node, 'items', 'after the crash');    # index answer = sequential scan, every row once, vecgpu_check
+package VecgpuTest;
+
+use strict;
+use warnings;
+use Exporter 'import';
+use IPC::Run ();
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+our @EXPORT = qw(vg_node vg_conf vg_functions vg_fill vg_rows vg_session vg_finish vg_pgbench vg_wait_query vg_start vg_kill_backend
+  vg_check vg_same_as_exact vg_answer vg_walk vg_log_clean vg_psql_error vg_indexes vg_recall vg_temp_files);
+
+# Settings of every node. The library is deliberately not preloaded: nothing may depend on that. A small shared_buffers (as
+# PostgreSQL's own tests have) would make builds crawl; 32 MB still evicts.
+sub vg_conf
+{
+    return "shared_buffers = 32MB\nautovacuum = off\nmax_wal_size = 1GB\nlog_min_messages = warning\n"
+      . "log_error_verbosity = verbose\nmaintenance_work_mem = 64MB\n";
+}
+
+# A started node with the extension and vg_functions. Options: conf (text), streaming (allows standbys), archiving.
+sub vg_node
+{
+    my ($name, %options) = @_;
+    my $node = PostgreSQL::Test::Cluster->new($name);
+    $node->init(
+        allows_streaming => $options{streaming} ? 1 : 0,
+        has_archiving    => $options{archiving} ? 1 : 0,
+        ($options{extra} ? (extra => $options{extra}) : ()));
+    $node->append_conf('postgresql.conf', vg_conf() . ($options{conf} // ''));
+    $node->start;
+    $node->safe_psql('postgres', 'CREATE EXTENSION vecgpu') unless $options{no_extension};
+    vg_functions($node) unless $options{no_extension};
+    return $node;
+}
+
+# uvec(seed, d): d numbers of [0, 1), always the same for a seed. probes: 20 query vectors of 16 dimensions.
+sub vg_functions
+{
+    my ($node, $dbname) = @_;
+    $node->safe_psql(
+        $dbname // 'postgres', q{
+        CREATE FUNCTION uvec(seed int, d int) RETURNS real[] LANGUAGE sql IMMUTABLE PARALLEL SAFE AS
+            $$SELECT array_agg((hashint4extended(seed, i) & 65535) / 65536.0::real ORDER BY i) FROM generate_series(1, d) i$$;
+        CREATE TABLE probes (id int PRIMARY KEY, v real[]);
+        INSERT INTO probes SELECT i, uvec(-i, 16) FROM generate_series(1, 20) i;
+    });
+    return;
+}
+
+# INSERT of rows first .. last into a table (id, v).
+sub vg_rows
+{
+    my ($table, $first, $last, $dimensions) = @_;
+    $dimensions //= 16;
+    return "INSERT INTO $table SELECT i, uvec(i, $dimensions) FROM generate_series($first, $last) i";
+}
+
+# A table of rows 1 .. n and, unless index => 0, the index TABLE_v. Options: with ('storage = ...'), persistence ('UNLOGGED').
+sub vg_fill
+{
+    my ($node, $table, $rows, %options) = @_;
+    my $with        = $options{with} ? "WITH ($options{with})" : '';
+    my $persistence = $options{persistence} // '';
+    my $sql         = "CREATE $persistence TABLE $table (id int PRIMARY KEY, v real[]);\n";
+    $sql .= vg_rows($table, 1, $rows, $options{dimensions}) . ";\n" if $rows > 0;
+    $sql .= "CREATE INDEX ${table}_v ON $table USING vecgpu (v) $with;\n" unless defined $options{index} && !$options{index};
+    $node->safe_psql('postgres', $sql);
+    return;
+}
+
+# ---- sessions that run meanwhile ----
+
+# Starts psql on the statements. Options: dbname, stop_on_error (1).
+sub vg_session
+{
+    my ($node, $sql, %options) = @_;
+    my $session = { in => $sql, out => '', err => '' };
+    my @command = (
+        $node->installed_command('psql'),
+        '-XAtq', '-v', 'VERBOSITY=verbose', '-v', 'ON_ERROR_STOP=' . ($options{stop_on_error} // 1),
+        '-d', $node->connstr($options{dbname} // 'postgres'), '-f', '-');
+    $session->{run} = IPC::Run::start(\@command, '<', \$session->{in}, '>', \$session->{out}, '2>', \$session->{err},
+        IPC::Run::timeout(3 * $PostgreSQL::Test::Utils::timeout_default));
+    $session->{run}->pump_nb;
+    return $session;
+}
+
+# Waits for a session. Returns exit code, output, errors.
+sub vg_finish
+{
+    my ($session) = @_;
+    $session->{run}->finish;
+    return ($session->{run}->result(0) // -1, $session->{out}, $session->{err});
+}
+
+# Starts pgbench on scripts (name => text; a name may end in @weight). Options: clients, args (list), dbname, and either
+# transactions (per client) or seconds. To be ended with vg_finish; its exit code is 0 only if no client had an error.
+sub vg_pgbench
+{
+    my ($node, $scripts, %options) = @_;
+    my @files;
+    for my $name (sort keys %$scripts)
+    {
+        my $weight = $name =~ s/(@\d+)$// ? $1 : '';
+        my $file = PostgreSQL::Test::Utils::tempdir() . "/$name";
+        open(my $out, '>', $file) or die "$file: $!";
+        print $out $scripts->{ $name . $weight };
+        close($out);
+        push @files, '-f', $file . $weight;
+    }
+    my $clients = $options{clients} // 4;
+    my $session = { out => '', err => '' };
+    my @command = (
+        $node->installed_command('pgbench'),
+        '-n', '-c', $clients, '-j', $clients > 2 ? 2 : 1, '--random-seed=7',
+        ($options{seconds} ? ('-T', $options{seconds}) : ('-t', $options{transactions} // 100)),
+        @files, @{ $options{args} // [] },
+        $node->connstr($options{dbname} // 'postgres'));
+    $session->{run} = IPC::Run::start(\@command, '<', \undef, '>', \$session->{out}, '2>', \$session->{err},
+        IPC::Run::timeout(3 * $PostgreSQL::Test::Utils::timeout_default));
+    return $session;
+}
+
+# Waits until a query of an active session matches (LIKE), and returns its process id.
+sub vg_wait_query
+{
+    my ($node, $like, $condition) = @_;
+    $condition //= 'true';
+    my $sql = "SELECT pid FROM pg_stat_activity a WHERE state = 'active' AND query LIKE '$like' AND pid <> pg_backend_pid()
+               AND ($condition) LIMIT 1";
+    for (1 .. 20 * $PostgreSQL::Test::Utils::timeout_default)
+    {
+        my $pid = $node->safe_psql('postgres', $sql);
+        return $pid if $pid ne '';
+        sleep(0.05);
+    }
+    die "no session runs $like";
+}
+
+# ---- crashes ----
+
+# Starts a node whose postmaster was killed: its last backends may hold the shared memory for a moment.
+sub vg_start
+{
+    my ($node) = @_;
+    for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+    {
+        return if $node->start(fail_ok => 1);
+        sleep(0.1);
+    }
+    die "the node does not start any more";
+}
+
+# kill -9 of one backend; waits for the crash recovery that follows (the node needs restart_after_crash = on).
+sub vg_kill_backend
+{
+    my ($node, $pid) = @_;
+    kill('KILL', $pid) or die "kill $pid: $!";
+    # The dead backend stays in the list until shared memory is set up anew.
+    for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+    {
+        my ($code, $out) = $node->psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE pid = $pid");
+        return if $code == 0 && $out eq '0';
+        sleep(0.1);
+    }
+    die "the node does not come back";
+}
+
+# ---- closing checks ----
+
+# Valid vecgpu indexes of a database, qualified.
+sub vg_indexes
+{
+    my ($node, $dbname) = @_;
+    return split /\n/, $node->safe_psql(
+        $dbname // 'postgres', q{
+        SELECT c.oid::regclass FROM pg_class c JOIN pg_am a ON a.oid = c.relam JOIN pg_index i ON i.indexrelid = c.oid
+        WHERE a.amname = 'vecgpu' AND c.relkind = 'i' AND i.indisvalid AND i.indisready
+              AND NOT (c.relpersistence = 'u' AND pg_is_in_recovery()) ORDER BY 1});
+}
+
+# vecgpu_check on every index of the database; one assertion.
+sub vg_check
+{
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+    my ($node, $what, $dbname) = @_;
+    my @indexes = vg_indexes($node, $dbname);
+    my $errors = '';
+    for my $index (@indexes)
+    {
+        my ($code, $out, $err) = $node->psql($dbname // 'postgres', "SELECT vecgpu_check('$index')");
+        $errors .= "$index: $err\n" if $code != 0;
+    }
+    return is($errors, '', "$what: vecgpu_check of " . scalar(@indexes) . ' indexes on ' . $node->name);
+}
+
+# The k nearest of every probe, one line a probe: distances, because equal ones may come in any order. Through the index with
+# ef_search (10000: every node of a small graph is looked at, so the answer is exact), or by a sequential scan (ef 0).
+sub vg_answer
+{
+    my ($node, $table, $ef, %options) = @_;
+    my $k        = $options{k}        // 10;
+    my $operator = $options{operator} // '<->';
+    my $probes   = $options{probes}   // 'probes';
+    my $where    = $options{where} ? "WHERE $options{where}" : '';
+    my $settings = $ef ? "SET enable_seqscan = off; SET vecgpu.ef_search = $ef;" : 'SET enable_indexscan = off;';
+    return $node->safe_psql(
+        $options{dbname} // 'postgres', qq{
+        SET client_min_messages = warning;
+        LOAD 'vecgpu';
+        SET enable_bitmapscan = off;
+        $settings
+        SELECT q.id, (SELECT string_agg(d::text, ' ' ORDER BY n)
+                      FROM (SELECT d, row_number() OVER () AS n
+                            FROM (SELECT t.v $operator q.v AS d FROM $table t $where ORDER BY t.v $operator q.v LIMIT $k) a) b)
+        FROM $probes q ORDER BY q.id;
+    });
+}
+
+# Every row of the index: "rows, distinct ids, digest of the ids". Through the index by a search for NULL (no order, no
+# distance: every row once) or for a vector, else by a sequential scan.
+sub vg_walk
+{
+    my ($node, $table, $way, %options) = @_;
+    my $operator = $options{operator} // '<->';
+    my $order =
+        $way eq 'null'   ? "ORDER BY v $operator (SELECT NULL::real[])"
+      : $way eq 'vector' ? "ORDER BY v $operator (SELECT v FROM " . ($options{probes} // 'probes') . ' ORDER BY id LIMIT 1)'
+      :                    '';
+    my $where    = $options{where} // 'v IS NOT NULL';
+    my $settings = $order eq '' ? 'SET enable_indexscan = off;' : 'SET enable_seqscan = off; SET enable_sort = off;';
+    my $walk     = "SELECT id FROM $table WHERE $where $order";
+    my $result   = $node->safe_psql(
+        $options{dbname} // 'postgres', qq{
+        SET client_min_messages = warning;
+        LOAD 'vecgpu';
+        SET vecgpu.ef_search = 10000;
+        SET enable_bitmapscan = off;
+        $settings
+        EXPLAIN (COSTS OFF) $walk;
+        SELECT count(*) || ' rows, ' || count(DISTINCT id) || ' distinct, ' ||
+               coalesce(md5(string_agg(id::text, ',' ORDER BY id)), '') FROM ($walk OFFSET 0) w;
+    });
+    die "not an index walk:\n$result" if $order ne '' && $result !~ /Order By: \(v /;
+    return (split /\n/, $result)[-1];
+}
+
+# The index answers as a sequential scan does, holds every row once, and passes vecgpu_check. Four assertions.
+sub vg_same_as_exact
+{
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+    my ($node, $table, $what, %options) = @_;
+    my $walk = vg_walk($node, $table, 'table', %options);
+    is(vg_walk($node, $table, 'null',   %options), $walk, "$what: the index of $table holds every row once");
+    is(vg_walk($node, $table, 'vector', %options), $walk, "$what: a search to the end returns every row of $table once");
+    is(vg_answer($node, $table, 10000, %options), vg_answer($node, $table, 0, %options),
+        "$what: nearest rows of $table as without the index");
+    return vg_check($node, $what, $options{dbname});
+}
+
+# Recall of the graph at ef over the probes, from the two answers: a distance up to the true k-th counts.
+sub vg_recall
+{
+    my ($node, $table, $ef, %options) = @_;
+    my @exact = split /\n/, vg_answer($node, $table, 0,   %options);
+    my @found = split /\n/, vg_answer($node, $table, $ef, %options);
+    my ($hits, $all) = (0, 0);
+    for my $i (0 .. $#exact)
+    {
+        my @right = split / /, (split /\|/, $exact[$i])[1];
+        my @got   = split / /, (split /\|/, $found[$i])[1] // '';
+        $all  += @right;
+        $hits += grep { $_ <= $right[-1] } @got;
+    }
+    return $hits / $all;
+}
+
+# The error of a statement: SQLSTATE and message, or ''. Settings may be given before it.
+sub vg_psql_error
+{
+    my ($node, $sql, %options) = @_;
+    my ($code, $out, $err) = $node->psql(
+        $options{dbname} // 'postgres',
+        "\\set VERBOSITY verbose\n$sql",
+        on_error_stop => 1);
+    return '' if $code == 0;
+    return $err =~ /(?:ERROR|FATAL):\s+(\w{5}): ([^\n]*)/ ? "$1 $2" : $err;
+}
+
+# Nothing in the log since `offset` that a sound server does not say. `allow` is a pattern for expected lines.
+sub vg_log_clean
+{
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+    my ($node, $what, %options) = @_;
+    my $log = PostgreSQL::Test::Utils::slurp_file($node->logfile, $options{offset} // 0);
+    my @bad = grep { /(ERROR|FATAL|PANIC|WARNING):|terminated by signal|TRAP/ } split /\n/, $log;
+    @bad = grep { !/$options{allow}/ } @bad if $options{allow};
+    return is(join("\n", splice(@bad, 0, 10)), '', "$what: nothing wrong in the log of " . $node->name);
+}
+
+# Temporary files of sessions and builds that a node still has.
+sub vg_temp_files
+{
+    my ($node) = @_;
+    return join(' ', glob($node->data_dir . '/base/pgsql_tmp/*'));
+}
+
+1;
