@@ -47,7 +47,7 @@ void VgCostEstimate(PlannerInfo *root, IndexPath *path, double loop_count, Cost 
     for (const DeltaChain &chain : meta.chains)
         delta += chain.pages;
 
-    bool sweeps = VgSweepsAtOnce(meta, static_cast<uint32_t>(ef));
+    bool sweeps = VgSweepsAtOnce(meta, static_cast<uint64_t>(ef));
     double keys = sweeps ? nodes : ef * meta.m * 1.3 + 100;
     if (keys > nodes)
         keys = nodes;

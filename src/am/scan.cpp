@@ -5,7 +5,9 @@
  * sorted delta with the stream of graph nodes (core/search.h). Because a flush moves rows from the delta to the graph in
  * one WAL record of the metapage, a row is in exactly one of the two for every copy (src/README.md).
  *
- * Rows come out by (key, TID). A node that the graph finds after a farther row went out is left out (strict order).
+ * Rows come out by (key, TID). A node that the graph finds after a farther row went out is missed: it waits, and comes out after
+ * everything else, if the executor wants that much. Many missed nodes mean that the graph is a poor guide here: then
+ * the scan looks at all vectors and is exact from there on.
  */
 #include <algorithm>
 #include <cfloat>
@@ -15,6 +17,7 @@
 #include "core/search.h"
 #include "page/delta.h"
 #include "page/graph.h"
+#include "planner/demand.h"
 
 namespace vecgpu {
 
@@ -59,6 +62,9 @@ struct Scan {
     uint32_t group_count, group_next, group_capacity;
     float last_key;
 
+    uint64_t *missed; /* nodes found too late: key bits and slot, in the order of arrival */
+    uint64_t missed_count, missed_next, missed_capacity;
+
     /* narrow storage only */
     bool rerank;
     bool heap_open;
@@ -66,6 +72,8 @@ struct Scan {
     ExactHit *exact; /* min-heap by (distance, row) */
     uint32_t exact_count, exact_window;
     double last_distance;
+    ExactHit *exact_missed; /* nearer than what was returned before them: they come last */
+    uint32_t exact_missed_count, exact_missed_next, exact_missed_capacity;
 
     Hit returned;
     KilledRow killed[kMaxKilled];
@@ -147,7 +155,12 @@ void Start(IndexScanDesc scan)
     if (!(scan->orderByData->sk_flags & SK_ISNULL))
         vector = so->opclass->read(scan->orderByData->sk_argument);
 
-    int ef = VgEfSearch(index);
+    /* A search parameter never caps the answer: what a LIMIT wants is wanted of the search too. */
+    uint64_t ef = static_cast<uint64_t>(VgEfSearch(index));
+    Demand demand = VgDemandOf(scan);
+    if (demand.rows > ef)
+        ef = demand.rows;
+    double fetched = static_cast<double>(demand.rows) / demand.passing;
     for (;;) {
         CHECK_FOR_INTERRUPTS();
         VgReadMeta(index, &so->meta);
@@ -173,8 +186,10 @@ void Start(IndexScanDesc scan)
     Allocator memory = {so->context, Allocate, Release};
     /* Past a quarter of the nodes, looking at all of them in order is cheaper than to walk on. */
     uint64_t sweep_after = so->meta.nodes / 4;
-    if (so->query == nullptr || VgSweepsAtOnce(so->meta, static_cast<uint32_t>(ef)))
+    if (so->query == nullptr || demand.all || VgSweepsAtOnce(so->meta, ef) || fetched > so->meta.nodes / 32.0) {
         sweep_after = 0;
+        ef = 1;
+    }
     so->stream.init(&so->source, memory, static_cast<uint32_t>(ef), sweep_after);
 
     so->head_ready = so->head_done = false;
@@ -182,6 +197,8 @@ void Start(IndexScanDesc scan)
     so->group = static_cast<Hit *>(palloc(sizeof(Hit) * so->group_capacity));
     so->group_count = so->group_next = 0;
     so->last_key = -FLT_MAX;
+    so->missed = nullptr;
+    so->missed_count = so->missed_next = so->missed_capacity = 0;
     so->rerank = so->meta.storage != Storage::Float32 && so->query != nullptr;
     if (so->rerank) {
         /* How far quantisation can shuffle the order, in rows; wider for narrower storage. */
@@ -189,6 +206,9 @@ void Start(IndexScanDesc scan)
         so->exact = static_cast<ExactHit *>(palloc(sizeof(ExactHit) * (so->exact_window + 1)));
         so->exact_count = 0;
         so->last_distance = -DBL_MAX;
+        so->exact_missed_count = so->exact_missed_next = 0;
+        so->exact_missed_capacity = 16;
+        so->exact_missed = static_cast<ExactHit *>(palloc(sizeof(ExactHit) * so->exact_missed_capacity));
         if (!so->heap_open) {
             MemoryContextSwitchTo(old);
             VgOpenHeapVectors(&so->vectors, scan->heapRelation, index);
@@ -241,13 +261,32 @@ void AddNode(IndexScanDesc scan, uint32_t slot, float key)
     }
 }
 
+void Miss(Scan *so, uint32_t slot, float key)
+{
+    if (so->missed_count == so->missed_capacity) {
+        uint64_t capacity = so->missed_capacity == 0 ? 64 : so->missed_capacity * 2;
+        uint64_t *larger = static_cast<uint64_t *>(MemoryContextAllocHuge(so->context, sizeof(uint64_t) * capacity));
+        if (so->missed_count > 0) {
+            memcpy(larger, so->missed, sizeof(uint64_t) * so->missed_count);
+            pfree(so->missed);
+        }
+        so->missed = larger;
+        so->missed_capacity = capacity;
+    }
+    so->missed[so->missed_count++] = pack(key, slot);
+    if (so->missed_count > 8 + so->stream.emitted() / 32)
+        so->stream.sweep_soon();
+}
+
 /* Looks ahead one node of the stream. */
 void FetchHead(Scan *so)
 {
     while (!so->head_ready && !so->head_done) {
         if (!so->stream.next(&so->head_slot, &so->head_key))
             so->head_done = true;
-        else if (!(so->head_key < so->last_key)) /* else late: a farther row is out already */
+        else if (so->head_key < so->last_key)
+            Miss(so, so->head_slot, so->head_key);
+        else
             so->head_ready = true;
     }
 }
@@ -261,8 +300,15 @@ bool FillGroup(IndexScanDesc scan)
         FetchHead(so);
         bool graph = so->head_ready;
         bool delta = so->delta_next < so->delta_count;
-        if (!graph && !delta)
-            return false;
+        if (!graph && !delta) {
+            if (so->missed_next == so->missed_count)
+                return false;
+            if (so->missed_next == 0)
+                std::sort(so->missed, so->missed + so->missed_count);
+            uint64_t missed = so->missed[so->missed_next++];
+            AddNode(scan, slot_of(missed), key_of(missed));
+            continue;
+        }
         float group_key = graph ? so->head_key : FLT_MAX;
         if (delta && (!graph || so->delta[so->delta_next].key < group_key))
             group_key = so->delta[so->delta_next].key;
@@ -326,12 +372,27 @@ bool NextExact(IndexScanDesc scan, Hit *hit)
             so->exact[so->exact_count++] = {distance, next};
             std::push_heap(so->exact, so->exact + so->exact_count, ExactGreater);
         }
-        if (so->exact_count == 0)
-            return false;
+        if (so->exact_count == 0) {
+            if (so->exact_missed_next == so->exact_missed_count)
+                return false;
+            if (so->exact_missed_next == 0)
+                std::sort(so->exact_missed, so->exact_missed + so->exact_missed_count,
+                          [](const ExactHit &a, const ExactHit &b) { return ExactGreater(b, a); });
+            *hit = so->exact_missed[so->exact_missed_next++].hit;
+            return true;
+        }
         std::pop_heap(so->exact, so->exact + so->exact_count, ExactGreater);
         const ExactHit &first = so->exact[--so->exact_count];
-        if (first.distance < so->last_distance)
-            continue; /* late */
+        /* Not a comparison with >=: an undefined cosine distance is NaN, and is returned where it comes. */
+        if (first.distance < so->last_distance) {
+            if (so->exact_missed_count == so->exact_missed_capacity) {
+                so->exact_missed_capacity *= 2;
+                so->exact_missed = static_cast<ExactHit *>(
+                    repalloc_huge(so->exact_missed, sizeof(ExactHit) * so->exact_missed_capacity));
+            }
+            so->exact_missed[so->exact_missed_count++] = first;
+            continue;
+        }
         so->last_distance = first.distance;
         *hit = first.hit;
         return true;

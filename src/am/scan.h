@@ -11,9 +11,9 @@ namespace vecgpu {
  * An exact pass over all rows in page order beats the walk when there are few nodes for each of the ef wanted: a walk computes some
  * 20 distances for each, and one in order costs about a quarter of a scattered one.
  */
-inline bool VgSweepsAtOnce(const Meta &meta, uint32_t ef)
+inline bool VgSweepsAtOnce(const Meta &meta, uint64_t ef)
 {
-    return meta.kind == IndexKind::Flat || meta.nodes <= static_cast<uint64_t>(ef) * 32;
+    return meta.kind == IndexKind::Flat || meta.nodes / 32 <= ef;
 }
 
 } // namespace vecgpu

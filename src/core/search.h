@@ -158,7 +158,7 @@ public:
             uint32_t i = near_.first_open();
             bool frontier = i < near_.size() || open_.size() > 0;
             if (swept_ ? near_.size() == 0 && swept_to_ < source_->count()
-                       : (frontier ? i < t && keys_computed_ > sweep_after_ : incomplete())) {
+                       : (frontier ? (i < t || sweep_after_ == 0) && keys_computed_ > sweep_after_ : incomplete())) {
                 sweep();
                 continue;
             }
@@ -179,6 +179,9 @@ public:
             return true;
         }
     }
+
+    /* Compute the keys of all nodes not met yet before the next one goes out: from then on the order is exact. */
+    void sweep_soon() { sweep_after_ = 0; }
 
     /* Whether the node of the last next() is nearer than one handed out before: found too late. */
     bool late() const { return late_; }

@@ -19,7 +19,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(vg_node vg_conf vg_functions vg_fill vg_rows vg_session vg_finish vg_pgbench vg_wait_query vg_start vg_kill_backend
+our @EXPORT = qw(vg_node vg_conf vg_functions vg_fill vg_rows vg_session vg_finish vg_pgbench vg_wait_query vg_start vg_kill_postmaster vg_kill_backend
   vg_check vg_same_as_exact vg_answer vg_walk vg_log_clean vg_psql_error vg_indexes vg_recall vg_temp_files);
 
 # Settings of every node. The library is deliberately not preloaded: nothing may depend on that. A small shared_buffers (as
@@ -27,6 +27,7 @@ our @EXPORT = qw(vg_node vg_conf vg_functions vg_fill vg_rows vg_session vg_fini
 sub vg_conf
 {
     return "shared_buffers = 32MB\nautovacuum = off\nmax_wal_size = 1GB\nlog_min_messages = warning\n"
+      . "log_statement = none\nlog_replication_commands = off\n"
       . "log_error_verbosity = verbose\nmaintenance_work_mem = 64MB\n";
 }
 
@@ -83,27 +84,29 @@ sub vg_fill
 
 # ---- sessions that run meanwhile ----
 
+# Input and output go through files: a pipe would have to be pumped while the session runs.
+my $sessions = 0;
+
+sub start_session
+{
+    my (@command) = @_;
+    my $base = PostgreSQL::Test::Utils::tempdir() . '/session' . ++$sessions;
+    return {
+        base => $base,
+        run  => IPC::Run::start(\@command, '<', \undef, '>', "$base.out", '2>', "$base.err",
+            IPC::Run::timeout(3 * $PostgreSQL::Test::Utils::timeout_default)) };
+}
+
 # Starts psql on the statements. Options: dbname, stop_on_error (1).
 sub vg_session
 {
     my ($node, $sql, %options) = @_;
-    my $session = { in => $sql, out => '', err => '' };
-    my @command = (
+    my $file = PostgreSQL::Test::Utils::tempdir() . '/session' . ($sessions + 1) . '.sql';
+    write_text($file, $sql);
+    return start_session(
         $node->installed_command('psql'),
         '-XAtq', '-v', 'VERBOSITY=verbose', '-v', 'ON_ERROR_STOP=' . ($options{stop_on_error} // 1),
-        '-d', $node->connstr($options{dbname} // 'postgres'), '-f', '-');
-    $session->{run} = IPC::Run::start(\@command, '<', \$session->{in}, '>', \$session->{out}, '2>', \$session->{err},
-        IPC::Run::timeout(3 * $PostgreSQL::Test::Utils::timeout_default));
-    $session->{run}->pump_nb;
-    return $session;
-}
-
-# Waits for a session. Returns exit code, output, errors.
-sub vg_finish
-{
-    my ($session) = @_;
-    $session->{run}->finish;
-    return ($session->{run}->result(0) // -1, $session->{out}, $session->{err});
+        '-d', $node->connstr($options{dbname} // 'postgres'), '-f', $file);
 }
 
 # Starts pgbench on scripts (name => text; a name may end in @weight). Options: clients, args (list), dbname, and either
@@ -112,26 +115,38 @@ sub vg_pgbench
 {
     my ($node, $scripts, %options) = @_;
     my @files;
-    for my $name (sort keys %$scripts)
+    for my $key (sort keys %$scripts)
     {
-        my $weight = $name =~ s/(@\d+)$// ? $1 : '';
-        my $file = PostgreSQL::Test::Utils::tempdir() . "/$name";
-        open(my $out, '>', $file) or die "$file: $!";
-        print $out $scripts->{ $name . $weight };
-        close($out);
-        push @files, '-f', $file . $weight;
+        my ($name, $weight) = $key =~ /^(.*?)(\@\d+)?$/;
+        my $file = PostgreSQL::Test::Utils::tempdir() . "/bench_${sessions}_$name";
+        write_text($file, $scripts->{$key});
+        push @files, '-f', $file . ($weight // '');
     }
     my $clients = $options{clients} // 4;
-    my $session = { out => '', err => '' };
-    my @command = (
+    return start_session(
         $node->installed_command('pgbench'),
         '-n', '-c', $clients, '-j', $clients > 2 ? 2 : 1, '--random-seed=7',
         ($options{seconds} ? ('-T', $options{seconds}) : ('-t', $options{transactions} // 100)),
         @files, @{ $options{args} // [] },
         $node->connstr($options{dbname} // 'postgres'));
-    $session->{run} = IPC::Run::start(\@command, '<', \undef, '>', \$session->{out}, '2>', \$session->{err},
-        IPC::Run::timeout(3 * $PostgreSQL::Test::Utils::timeout_default));
-    return $session;
+}
+
+sub write_text
+{
+    my ($file, $text) = @_;
+    open(my $out, '>', $file) or die "$file: $!";
+    print $out $text;
+    close($out) or die "$file: $!";
+    return;
+}
+
+# Waits for a session. Returns exit code, output, errors.
+sub vg_finish
+{
+    my ($session) = @_;
+    $session->{run}->finish;
+    return ($session->{run}->result(0) // -1,
+        PostgreSQL::Test::Utils::slurp_file("$session->{base}.out"), PostgreSQL::Test::Utils::slurp_file("$session->{base}.err"));
 }
 
 # Waits until a query of an active session matches (LIKE), and returns its process id.
@@ -151,6 +166,20 @@ sub vg_wait_query
 }
 
 # ---- crashes ----
+
+# kill -9 of the postmaster; returns when it is gone.
+sub vg_kill_postmaster
+{
+    my ($node) = @_;
+    my ($pid) = PostgreSQL::Test::Utils::slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
+    $node->kill9;
+    for (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
+    {
+        return if !kill(0, $pid);
+        sleep(0.01);
+    }
+    die 'the postmaster survives kill -9';
+}
 
 # Starts a node whose postmaster was killed: its last backends may hold the shared memory for a moment.
 sub vg_start

@@ -33,7 +33,7 @@ sub crash
         vg_kill_backend($node, $pid);
         return;
     }
-    $how eq 'postmaster' ? $node->kill9 : $node->stop('immediate');
+    $how eq 'postmaster' ? vg_kill_postmaster($node) : $node->stop('immediate');
     vg_start($node);
     return;
 }

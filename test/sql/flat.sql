@@ -1,0 +1,53 @@
+-- kind = flat: no graph, every scan is exact.
+CREATE TABLE f (id int PRIMARY KEY, v real[]) WITH (autovacuum_enabled = off);
+CREATE INDEX f_v ON f USING vecgpu (v) WITH (kind = flat);
+SELECT top('f', '{1,2,3}', 3);
+SELECT vecgpu_check('f_v');
+INSERT INTO f SELECT i, uvec(i, 8) FROM generate_series(1, 1500) i;
+SELECT kind, rows, delta_rows, nodes FROM vecgpu_info('f_v');
+SELECT * FROM walk('f', uvec(5001, 8));
+SELECT vecgpu_flush('f_v');
+SELECT kind, rows, delta_rows, nodes, twins, upper_nodes, link_pages FROM vecgpu_info('f_v');
+SELECT * FROM walk('f', uvec(5001, 8));
+REINDEX INDEX f_v;
+SELECT * FROM walk('f', uvec(5002, 8));
+SET vecgpu.ef_search = 1;
+SELECT vecgpu_recall('f_v') = 1 AS recall;
+RESET vecgpu.ef_search;
+-- Equal rows, updates, deletes, VACUUM with and without a rebuild.
+INSERT INTO f SELECT i, uvec(1, 8) FROM generate_series(2001, 2100) i;
+UPDATE f SET v = uvec(id + 9000, 8) WHERE id % 10 = 1;
+SELECT * FROM walk('f', uvec(1, 8));
+DELETE FROM f WHERE id % 10 = 2;
+VACUUM f;
+SELECT * FROM walk('f', uvec(1, 8));
+SELECT vecgpu_check('f_v');
+DELETE FROM f WHERE id % 3 = 0;
+VACUUM f;
+SELECT rows = (SELECT count(*) FROM f) AS rows, delta_rows, dead_rows FROM vecgpu_info('f_v');
+SELECT * FROM walk('f', uvec(1, 8));
+SELECT vecgpu_check('f_v');
+DROP INDEX f_v;
+-- The other metrics and storages.
+INSERT INTO f VALUES (9000, same_vec(0, 8));
+CREATE INDEX f_c ON f USING vecgpu (v real_cosine_ops) WITH (kind = flat, storage = float16);
+CREATE INDEX f_i ON f USING vecgpu (v real_ip_ops) WITH (kind = flat, storage = int8);
+CREATE INDEX f_b ON f USING vecgpu (v) WITH (kind = flat, storage = bfloat16);
+INSERT INTO f SELECT i, uvec(i, 8) FROM generate_series(9001, 9100) i;
+SELECT * FROM walk('f', uvec(5002, 8), 100, op => '<=>');
+SELECT * FROM walk('f', uvec(5002, 8), 100, op => '<#>');
+SELECT * FROM walk('f', uvec(5002, 8), 100);
+SELECT vecgpu_check('f_c'), vecgpu_check('f_i'), vecgpu_check('f_b');
+DROP TABLE f;
+-- Growing past 65,535 rows by insertion.
+CREATE TABLE f (id int, v real[]) WITH (autovacuum_enabled = off);
+CREATE INDEX f_v ON f USING vecgpu (v) WITH (kind = flat);
+SET vecgpu.flush_rows = 0;
+INSERT INTO f SELECT i, ARRAY[i]::real[] FROM generate_series(1, 65000) i;
+SELECT vecgpu_flush('f_v');
+INSERT INTO f SELECT i, ARRAY[i]::real[] FROM generate_series(65001, 66000) i;
+SELECT vecgpu_flush('f_v');
+SELECT top('f', '{65535.25}', 4), top('f', '{70000}', 3), rows, delta_rows FROM vecgpu_info('f_v');
+RESET vecgpu.flush_rows;
+SELECT vecgpu_check('f_v');
+DROP TABLE f;
