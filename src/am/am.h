@@ -42,8 +42,13 @@ void VgCheckDimensions(uint32_t expected, uint32_t actual);
 /* True if the row belongs in an index of this metric: everything but zero vectors under cosine. */
 bool VgIsIndexable(Metric metric, const VgVector &vector);
 
-/* Encodes into `row`; an error that names the value if the storage cannot hold it. */
-void VgEncode(Storage storage, const VgVector &vector, uint8_t *row);
+/*
+ * Encodes into `row`; an error that names the value if the storage cannot hold it. Returns how far off the stored vector is:
+ * |x - stored x|, under cosine relative to |x|; 0 for float32. The order of a scan rests on it (Meta.max_error).
+ */
+float VgEncode(Metric metric, Storage storage, const VgVector &vector, uint8_t *row);
+
+const char *VgStorageName(Storage storage);
 
 /* ---- options (options.cpp) ---- */
 

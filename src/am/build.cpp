@@ -40,7 +40,9 @@ void AddTuple(Relation index, ItemPointer tid, Datum *values, bool *isnull, bool
     VgCheckDimensions(state->meta.dimensions, vector.dimensions);
     if (VgIsIndexable(state->meta.metric, vector)) {
         MemoryContextSwitchTo(state->context);
-        VgEncode(state->meta.storage, vector, VgAddRow(&state->set, RowIdOf(*tid)));
+        float error = VgEncode(state->meta.metric, state->meta.storage, vector, VgAddRow(&state->set, RowIdOf(*tid)));
+        if (error > state->meta.max_error)
+            state->meta.max_error = error;
         state->indexed++;
     }
     MemoryContextSwitchTo(old);

@@ -83,7 +83,11 @@ uint64_t FlushBatch(Relation index, bool *more)
 
     DeltaChain before[kDeltaChains];
     memcpy(before, meta.chains, sizeof(before));
-    if (static_cast<uint64_t>(meta.nodes) + batch.count > max_nodes(meta.cell_width)) {
+    /* Cells hold slots, twins and upper records; with m = 2 there may be more of the last than of the first. */
+    uint64_t numbers = meta.nodes > meta.twins ? meta.nodes : meta.twins;
+    if (meta.upper + 2ull * batch.count > numbers)
+        numbers = meta.upper + 2ull * batch.count;
+    if (numbers + batch.count > max_nodes(meta.cell_width)) {
         VgRebuild(index); /* picks wider cells */
         *more = true;
         return batch.count;
@@ -105,6 +109,7 @@ uint64_t FlushBatch(Relation index, bool *more)
     for (uint32_t chain = 0; chain < kDeltaChains; chain++)
         if (before[chain].head_block != ends[chain].block)
             VgDeltaFree(index, before[chain], ends[chain].block, row_size);
+    IndexFreeSpaceMapVacuum(index); /* else the freed pages are found only after the next VACUUM */
     *more = batch.count == batch.limit;
     return batch.count;
 }

@@ -42,20 +42,6 @@ static const char *MetricName(Metric metric)
     return metric == Metric::L2 ? "l2" : metric == Metric::InnerProduct ? "ip" : "cosine";
 }
 
-static const char *StorageName(Storage storage)
-{
-    switch (storage) {
-        case Storage::Float16:
-            return "float16";
-        case Storage::BFloat16:
-            return "bfloat16";
-        case Storage::Int8:
-            return "int8";
-        default:
-            return "float32";
-    }
-}
-
 } // namespace vecgpu
 
 extern "C" {
@@ -84,7 +70,7 @@ Datum vecgpu_info(PG_FUNCTION_ARGS)
     bool nulls[23] = {};
     values[at++] = CStringGetTextDatum(meta.kind == IndexKind::Hnsw ? "hnsw" : "flat");
     values[at++] = CStringGetTextDatum(MetricName(meta.metric));
-    values[at++] = CStringGetTextDatum(StorageName(meta.storage));
+    values[at++] = CStringGetTextDatum(VgStorageName(meta.storage));
     nulls[at] = meta.dimensions == 0;
     values[at++] = Int32GetDatum(static_cast<int32>(meta.dimensions));
     values[at++] = Int32GetDatum(meta.m);

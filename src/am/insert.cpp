@@ -14,9 +14,23 @@ struct InsertState {
     uint32_t dimensions;
     Storage storage;
     uint32_t row_size;
+    float max_error; /* that the metapage allows for, as last seen; it never falls */
     uint8_t *row;
     DeltaCursor cursor;
 };
+
+/* Makes sure that the metapage allows for an error this large, before a row with it can be seen. */
+void AllowError(Relation index, float error)
+{
+    Buffer buffer = VgReadPage(index, 0, BUFFER_LOCK_EXCLUSIVE);
+    if (VgCheckMeta(index, BufferGetPage(buffer))->max_error < error) {
+        GenericXLogState *state = GenericXLogStart(index);
+        /* A quarter more, so that a slowly growing maximum does not come here for every row. */
+        MetaOf(GenericXLogRegisterBuffer(state, buffer, 0))->max_error = error * 1.25f;
+        GenericXLogFinish(state);
+    }
+    UnlockReleaseBuffer(buffer);
+}
 
 /* Fixes the dimensions of an index that has none, unless another session was first. */
 uint32_t SetDimensions(Relation index, uint32_t dimensions)
@@ -48,6 +62,7 @@ InsertState *StateOf(Relation index, IndexInfo *info, uint32_t dimensions)
     state->opclass = VgOpclassOf(index);
     state->dimensions = meta.dimensions;
     state->storage = meta.storage;
+    state->max_error = meta.max_error;
     state->row_size = static_cast<uint32_t>(row_bytes(meta.storage, meta.dimensions));
     state->row = static_cast<uint8_t *>(palloc(state->row_size));
     state->cursor = {kNoBlock, 0};
@@ -76,8 +91,12 @@ bool VgInsert(Relation index, Datum *values, bool *isnull, ItemPointer tid, Rela
         VgReleaseVector(&vector);
         return false;
     }
-    VgEncode(state->storage, vector, state->row);
+    float error = VgEncode(opclass->metric, state->storage, vector, state->row);
     VgReleaseVector(&vector);
+    if (error > state->max_error) {
+        AllowError(index, error);
+        state->max_error = error;
+    }
 
     uint32_t pages = VgDeltaAppend(index, RowIdOf(*tid), state->row, state->row_size, &state->cursor);
     if (pages > 0 && vg_flush_rows > 0) {

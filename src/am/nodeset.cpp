@@ -374,10 +374,14 @@ struct RegionWriter {
 } // namespace
 
 /* Cells that leave room to grow by half before the links have to be written anew with wider ones. */
-static uint8_t CellWidth(uint64_t nodes)
+static uint8_t CellWidth(uint64_t nodes, uint64_t twins, uint64_t upper)
 {
+    /* A cell holds a slot, a twin or an upper record. */
+    uint64_t numbers = nodes > twins ? nodes : twins;
+    if (upper > numbers)
+        numbers = upper;
     for (uint8_t width = 2; width < 4; width++)
-        if (nodes + nodes / 2 + 1024 <= max_nodes(width))
+        if (numbers + numbers / 2 + 1024 <= max_nodes(width))
             return width;
     return 4;
 }
@@ -388,7 +392,7 @@ void VgWriteNodeSet(NodeSet *set, Relation index, Meta *meta, bool fresh)
     uint32_t n = set->count;
     bool hnsw = meta->kind == IndexKind::Hnsw;
     uint32_t upper = hnsw ? static_cast<uint32_t>(graph.records) : 0;
-    meta->cell_width = CellWidth(n);
+    meta->cell_width = CellWidth(n, set->twin_count, upper);
     uint32_t width = meta->cell_width;
     uint64_t total = region_pages(region_shape(*meta, Region::Vectors), n) +
                      region_pages(region_shape(*meta, Region::Links), hnsw ? n : 0) +

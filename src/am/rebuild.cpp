@@ -100,6 +100,7 @@ void VgRebuild(Relation index)
     for (uint32_t chain = 0; chain < kDeltaChains; chain++)
         if (before[chain].head_block != ends[chain].block)
             VgDeltaFree(index, before[chain], ends[chain].block, row_size);
+    IndexFreeSpaceMapVacuum(index);
     VgFreeNodeSet(set);
     MemoryContextSwitchTo(old);
     MemoryContextDelete(context);

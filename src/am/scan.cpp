@@ -11,6 +11,7 @@
  */
 #include <algorithm>
 #include <cfloat>
+#include <cmath>
 
 #include "am/heapvec.h"
 #include "am/scan.h"
@@ -23,12 +24,13 @@ namespace vecgpu {
 
 namespace {
 
-constexpr uint32_t kMaxGroup = 4096; /* rows of equal key that are put in TID order */
+constexpr uint32_t kMaxGroup = 65536; /* nodes of equal key that are put in order */
 constexpr uint32_t kMaxKilled = 64;
 
 /* One row that the scan may return. */
 struct Hit {
     float key;
+    double distance; /* of the SQL operator where the key is too coarse to order by, else the key */
     RowId row;
     uint16_t kind; /* 0 slot, 1 twin, 2 delta */
     uint32_t number;
@@ -70,7 +72,10 @@ struct Scan {
     bool heap_open;
     HeapVectors vectors;
     ExactHit *exact; /* min-heap by (distance, row) */
-    uint32_t exact_count, exact_window;
+    uint32_t exact_count, exact_capacity;
+    double query_norm;
+    bool peeked, peeked_end; /* the hit after those in the heap */
+    Hit peek;
     double last_distance;
     ExactHit *exact_missed; /* nearer than what was returned before them: they come last */
     uint32_t exact_missed_count, exact_missed_next, exact_missed_capacity;
@@ -93,12 +98,30 @@ bool HitLess(const Hit &a, const Hit &b)
 {
     if (a.key != b.key)
         return a.key < b.key;
+    if (a.distance != b.distance)
+        return a.distance < b.distance;
     return RowLess(a.row, b.row);
+}
+
+/*
+ * The operator's value as the final order needs it. A key is a float32; the operator's value is a double that two rows of
+ * equal key may differ in: under cosine always, elsewhere where the sum of squares left the range of float32.
+ */
+bool IsCoarse(const vecgpu::Query &query, float key)
+{
+    return query.storage == Storage::Float32 &&
+           (query.metric == Metric::Cosine || key >= FLT_MAX || key <= -FLT_MAX || std::fabs(key) < 1e-29f);
 }
 
 /* For std heaps, whose top is the greatest. */
 bool ExactGreater(const ExactHit &a, const ExactHit &b)
 {
+    bool a_undefined = std::isnan(a.distance);
+    bool b_undefined = std::isnan(b.distance);
+    if (a_undefined != b_undefined)
+        return a_undefined;
+    if (a_undefined)
+        return RowLess(b.hit.row, a.hit.row);
     if (a.distance != b.distance)
         return a.distance > b.distance;
     return RowLess(b.hit.row, a.hit.row);
@@ -129,8 +152,11 @@ bool AddDelta(void *context, const DeltaVisit &visit)
         so->delta_capacity *= 2;
         so->delta = static_cast<Hit *>(repalloc_huge(so->delta, sizeof(Hit) * so->delta_capacity));
     }
-    float distance = so->query == nullptr ? 0 : key(so->source.query, visit.vector);
-    so->delta[so->delta_count++] = {distance + 0.0f, visit.id, 2, 0};
+    float row_key = so->query == nullptr ? 0 : key(so->source.query, visit.vector) + 0.0f;
+    double distance = row_key;
+    if (so->query != nullptr && IsCoarse(so->source.query, row_key))
+        distance = exact_distance(so->source.query, visit.vector);
+    so->delta[so->delta_count++] = {row_key, distance, visit.id, 2, 0};
     return true;
 }
 
@@ -201,9 +227,13 @@ void Start(IndexScanDesc scan)
     so->missed_count = so->missed_next = so->missed_capacity = 0;
     so->rerank = so->meta.storage != Storage::Float32 && so->query != nullptr;
     if (so->rerank) {
-        /* How far quantisation can shuffle the order, in rows; wider for narrower storage. */
-        so->exact_window = so->meta.storage == Storage::Float16 ? 8 : so->meta.storage == Storage::BFloat16 ? 32 : 64;
-        so->exact = static_cast<ExactHit *>(palloc(sizeof(ExactHit) * (so->exact_window + 1)));
+        so->exact_capacity = 64;
+        so->exact = static_cast<ExactHit *>(palloc(sizeof(ExactHit) * so->exact_capacity));
+        so->query_norm = 0;
+        for (uint32_t i = 0; i < so->meta.dimensions; i++)
+            so->query_norm += static_cast<double>(so->query[i]) * so->query[i];
+        so->query_norm = std::sqrt(so->query_norm);
+        so->peeked = so->peeked_end = false;
         so->exact_count = 0;
         so->last_distance = -DBL_MAX;
         so->exact_missed_count = so->exact_missed_next = 0;
@@ -242,8 +272,13 @@ void AddNode(IndexScanDesc scan, uint32_t slot, float key)
     const Regions &regions = so->source.regions;
     SlotRecord record;
     VgReadSlot(regions, slot, &record);
+    double distance = key;
+    if (so->query != nullptr && IsCoarse(so->source.query, key)) {
+        VgReadRecord(regions, Region::Vectors, slot, so->source.scratch);
+        distance = exact_distance(so->source.query, so->source.scratch);
+    }
     if (Returnable(scan, record.meta))
-        AddToGroup(so, {key, record.row, 0, slot});
+        AddToGroup(so, {key, distance, record.row, 0, slot});
     if (!(record.meta & kRowHasTwins))
         return;
     uint32_t steps = 0;
@@ -254,7 +289,7 @@ void AddNode(IndexScanDesc scan, uint32_t slot, float key)
         if (entry.slot != slot)
             break;
         if (Returnable(scan, entry.meta))
-            AddToGroup(so, {key, entry.row, 1, twin});
+            AddToGroup(so, {key, distance, entry.row, 1, twin});
         if (++steps > so->meta.twins)
             VgCorrupt(scan->indexRelation, 0, "a chain of twins runs in a circle");
         twin = entry.next;
@@ -322,8 +357,7 @@ bool FillGroup(IndexScanDesc scan)
         }
     }
     if (so->group_count > 1)
-        std::sort(so->group, so->group + so->group_count,
-                  [](const Hit &a, const Hit &b) { return RowLess(a.row, b.row); });
+        std::sort(so->group, so->group + so->group_count, HitLess);
     return true;
 }
 
@@ -348,42 +382,69 @@ void Kill(IndexScanDesc scan, const Hit &hit)
     so->killed[so->killed_count++] = {hit.number, hit.kind == 1};
 }
 
+/*
+ * The least operator value that a row can have whose stored vector has this key: stored vectors are off by at most max_error.
+ * It rises with the key, so it bounds all later hits too. The factor covers the rounding of float32 sums.
+ */
+double LowerBound(const Scan *so, float key)
+{
+    constexpr double slack = 1e-5;
+    double error = so->meta.max_error;
+    switch (so->meta.metric) {
+        case Metric::L2:
+            return std::sqrt(static_cast<double>(key)) * (1 - slack) - error;
+        case Metric::InnerProduct:
+            return key - std::fabs(key) * slack - so->query_norm * error;
+        default:
+            /* Unit vectors of x and stored x are at most 2 error apart. */
+            return key - slack - 2 * error;
+    }
+}
+
+/* Exact distance of a hit, into the heap of hits, if its row is visible. */
+void FetchExact(IndexScanDesc scan, const Hit &hit)
+{
+    Scan *so = ScanOf(scan);
+    Datum value;
+    bool all_dead = false;
+    if (!VgFetchHeapVector(&so->vectors, TidOf(hit.row), scan->xs_snapshot, &value, &all_dead)) {
+        if (all_dead && !scan->xactStartedInRecovery)
+            Kill(scan, hit);
+        return;
+    }
+    VgVector vector = so->opclass->read(value);
+    VgCheckDimensions(so->meta.dimensions, vector.dimensions);
+    vecgpu::Query exact = make_query(so->query, vector.dimensions, so->meta.metric, Storage::Float32);
+    double distance = exact_distance(exact, vector.data);
+    VgReleaseVector(&vector);
+    if (so->exact_count == so->exact_capacity) {
+        so->exact_capacity *= 2;
+        so->exact = static_cast<ExactHit *>(repalloc_huge(so->exact, sizeof(ExactHit) * so->exact_capacity));
+    }
+    so->exact[so->exact_count++] = {distance, hit};
+    std::push_heap(so->exact, so->exact + so->exact_count, ExactGreater);
+}
+
 /* As NextHit, in the order of the exact distances of the heap. */
 bool NextExact(IndexScanDesc scan, Hit *hit)
 {
     Scan *so = ScanOf(scan);
     for (;;) {
-        while (so->exact_count < so->exact_window) {
-            Hit next;
-            if (!NextHit(scan, &next))
-                break;
-            Datum value;
-            bool all_dead = false;
-            if (!VgFetchHeapVector(&so->vectors, TidOf(next.row), scan->xs_snapshot, &value, &all_dead)) {
-                if (all_dead && !scan->xactStartedInRecovery)
-                    Kill(scan, next);
-                continue;
-            }
-            VgVector vector = so->opclass->read(value);
-            VgCheckDimensions(so->meta.dimensions, vector.dimensions);
-            Query exact = make_query(so->query, vector.dimensions, so->meta.metric, Storage::Float32);
-            double distance = exact_distance(exact, vector.data);
-            VgReleaseVector(&vector);
-            so->exact[so->exact_count++] = {distance, next};
-            std::push_heap(so->exact, so->exact + so->exact_count, ExactGreater);
+        CHECK_FOR_INTERRUPTS();
+        if (!so->peeked && !so->peeked_end) {
+            so->peeked = NextHit(scan, &so->peek);
+            so->peeked_end = !so->peeked;
         }
-        if (so->exact_count == 0) {
-            if (so->exact_missed_next == so->exact_missed_count)
-                return false;
-            if (so->exact_missed_next == 0)
-                std::sort(so->exact_missed, so->exact_missed + so->exact_missed_count,
-                          [](const ExactHit &a, const ExactHit &b) { return ExactGreater(b, a); });
-            *hit = so->exact_missed[so->exact_missed_next++].hit;
-            return true;
+        /* Undefined distances (NaN) sort last: they go out only when nothing else is left. */
+        if (so->peeked && (so->exact_count == 0 || !(so->exact[0].distance <= LowerBound(so, so->peek.key)))) {
+            so->peeked = false;
+            FetchExact(scan, so->peek);
+            continue;
         }
+        if (so->exact_count == 0)
+            break;
         std::pop_heap(so->exact, so->exact + so->exact_count, ExactGreater);
         const ExactHit &first = so->exact[--so->exact_count];
-        /* Not a comparison with >=: an undefined cosine distance is NaN, and is returned where it comes. */
         if (first.distance < so->last_distance) {
             if (so->exact_missed_count == so->exact_missed_capacity) {
                 so->exact_missed_capacity *= 2;
@@ -397,6 +458,13 @@ bool NextExact(IndexScanDesc scan, Hit *hit)
         *hit = first.hit;
         return true;
     }
+    if (so->exact_missed_next == so->exact_missed_count)
+        return false;
+    if (so->exact_missed_next == 0)
+        std::sort(so->exact_missed, so->exact_missed + so->exact_missed_count,
+                  [](const ExactHit &a, const ExactHit &b) { return ExactGreater(b, a); });
+    *hit = so->exact_missed[so->exact_missed_next++].hit;
+    return true;
 }
 
 void FlushKilled(IndexScanDesc scan)

@@ -62,14 +62,46 @@ bool VgIsIndexable(Metric metric, const VgVector &vector)
     return false;
 }
 
-void VgEncode(Storage storage, const VgVector &vector, uint8_t *row)
+const char *VgStorageName(Storage storage)
+{
+    switch (storage) {
+        case Storage::Float16:
+            return "float16";
+        case Storage::BFloat16:
+            return "bfloat16";
+        case Storage::Int8:
+            return "int8";
+        default:
+            return "float32";
+    }
+}
+
+float VgEncode(Metric metric, Storage storage, const VgVector &vector, uint8_t *row)
 {
     uint32_t bad;
-    if (encode_row(storage, vector.data, vector.dimensions, row, &bad) == EncodeStatus::OutOfRange)
+    uint32_t d = vector.dimensions;
+    if (encode_row(storage, vector.data, d, row, &bad) == EncodeStatus::OutOfRange)
         ereport(ERROR, (errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-                        errmsg("value %g is out of range for storage \"float16\"",
-                               static_cast<double>(vector.data[bad])),
-                        errhint("Use storage float32 or bfloat16.")));
+                        errmsg("value %g is out of range for storage \"%s\"", static_cast<double>(vector.data[bad]),
+                               VgStorageName(storage)),
+                        errhint("Use storage float32.")));
+    if (storage == Storage::Float32)
+        return 0;
+    float *stored = static_cast<float *>(palloc(sizeof(float) * d));
+    decode_row(storage, row, d, stored);
+    double error = 0;
+    double norm = 0;
+    for (uint32_t i = 0; i < d; i++) {
+        double x = vector.data[i];
+        double off = x - stored[i];
+        error += off * off;
+        norm += x * x;
+    }
+    pfree(stored);
+    error = std::sqrt(error);
+    if (metric == Metric::Cosine && norm > 0)
+        error /= std::sqrt(norm);
+    return static_cast<float>(error * 1.000001);
 }
 
 static const VgOpclass real_l2 = {Metric::L2, VgReadRealArray};

@@ -53,6 +53,15 @@ struct GraphStore {
             __builtin_prefetch(list + i);
     }
 
+    /* Its list was read a moment ago; what else an edit needs was not. */
+    void prefetch_edit(int level, uint32_t slot) const
+    {
+        __builtin_prefetch(graph->locks + slot, 1);
+        const char *keys = reinterpret_cast<const char *>(link_keys(level, slot));
+        for (size_t i = 0; i < size_t(width(level)) * sizeof(float); i += 64)
+            __builtin_prefetch(keys + i, 1);
+    }
+
     uint32_t links(int level, uint32_t slot, uint32_t *out) const
     {
         const uint32_t *list = cells(level, slot);

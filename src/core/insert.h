@@ -21,7 +21,8 @@
  *   static constexpr bool kStoresAux;                       then: float aux(uint32_t slot), see pair.h
  *   static constexpr bool kStoresKeys;                      then: float *link_keys(int level, uint32_t slot), beside the
  *                                                           list, under its lock, and void set_link(int level,
- *                                                           uint32_t slot, uint32_t position, uint32_t id)
+ *                                                           uint32_t slot, uint32_t position, uint32_t id), and void
+ *                                                           prefetch_edit(int level, uint32_t slot)
  */
 #pragma once
 
@@ -290,16 +291,17 @@ private:
         return true;
     }
 
-    void consider(Packed entry)
+    bool consider(Packed entry)
     {
         if (key_of(entry) <= mate_bound_ && ++mates_ > quota_)
-            return;
+            return false;
         if (list_.size() == ef_) {
             if (entry > list_.last())
-                return;
+                return false;
             list_.pop_last();
         }
         list_.insert(entry, true);
+        return true;
     }
 
     bool enter(uint32_t entry)
@@ -334,15 +336,12 @@ private:
             slots_[n] = ids_[j];
             positions_[n++] = position;
         }
-        uint32_t next = list_.first_open();
-        if (next < list_.size())
-            store_->prefetch_links(level, slot_of(list_[next])); /* the likely next one */
         for (uint32_t j = 0; j < n; j++) {
             float key;
             bool there = distance_to(slots_[j], &key);
             map_.set(positions_[j], there ? key : kAbsent);
-            if (there)
-                consider(pack(key, slots_[j]));
+            if (there && consider(pack(key, slots_[j])))
+                store_->prefetch_links(level, slots_[j]); /* most of what enters the list gets expanded */
         }
         return twin_ == kNone;
     }
@@ -443,6 +442,9 @@ private:
         const Chosen *chosen = chosen_ + size_t(level) * width_;
         uint32_t mate = kNone;
         bool taken = false;
+        if constexpr (Store::kStoresKeys)
+            for (uint32_t i = 0; i < chosen_count_[level]; i++)
+                store_->prefetch_edit(level, chosen[i].slot);
         for (uint32_t i = 0; i < chosen_count_[level]; i++) {
             uint32_t at = chosen[i].slot;
             bool is_mate = chosen[i].key <= mate_bound_;

@@ -220,8 +220,10 @@ struct Meta {
     uint32_t entry_handle; /* upper record, or slot if entry_level is 0; kNone: no nodes */
     int32_t entry_level;
     float max_norm; /* inner product: the norm M of the reduction to L2 */
+    float max_error; /* narrow storage: the largest |x - stored x| of any row; cosine: relative to |x| */
     uint32_t delta_sequence; /* of the last delta or overflow page handed out */
     uint32_t journal_block; /* first of kJournalPages */
+    uint32_t unused;
     uint64_t journal_count; /* entries ever written */
     uint64_t journal_floor; /* changes up to this epoch are not in the journal */
     uint32_t parked_block;
@@ -319,7 +321,7 @@ static_assert(sizeof(DeltaHeader) == 16 && sizeof(DeltaRow) == 8 && sizeof(Delta
 static_assert(sizeof(JournalEntry) == 8 && kJournalPerPage == 1019);
 static_assert(sizeof(ParkedExtent) == 16 && kMaxParked == 509);
 static_assert(offsetof(Meta, dimensions) == 12 && offsetof(Meta, incarnation) == 24 && offsetof(Meta, nodes) == 40);
-static_assert(offsetof(Meta, journal_count) == 80 && offsetof(Meta, regions) == 104);
-static_assert(sizeof(Meta) == 104 + kRegions * 328 + kDeltaChains * 24 && sizeof(Meta) <= kPayloadBytes);
+static_assert(offsetof(Meta, journal_count) == 88 && offsetof(Meta, regions) == 112);
+static_assert(sizeof(Meta) == 112 + kRegions * 328 + kDeltaChains * 24 && sizeof(Meta) <= kPayloadBytes);
 
 } // namespace vecgpu

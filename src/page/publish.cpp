@@ -103,6 +103,7 @@ void VgPublish(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *
     meta->delta_sequence = on_page->delta_sequence;
     meta->parked = on_page->parked;
     meta->parked_block = on_page->parked_block;
+    meta->max_error = on_page->max_error;
     meta->epoch = epoch;
     for (uint32_t i = 0; ends != nullptr && i < kDeltaChains; i++) {
         if (ends[i].block == kNoBlock)

@@ -231,6 +231,8 @@ Buffer VgTakePage(Relation index)
         BlockNumber block = GetFreeIndexPage(index);
         if (block == InvalidBlockNumber)
             break;
+        if (block >= RelationGetNumberOfBlocks(index))
+            continue; /* the map outlived a crash that the page did not */
         /* The map is not crash-safe and may name a page twice: look at the page itself, and never wait for it. */
         Buffer buffer = ReadBuffer(index, block);
         if (ConditionalLockBuffer(buffer)) {

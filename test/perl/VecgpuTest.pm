@@ -19,7 +19,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(vg_node vg_conf vg_functions vg_fill vg_rows vg_session vg_finish vg_pgbench vg_wait_query vg_start vg_kill_postmaster vg_kill_backend
+our @EXPORT = qw(vg_node vg_conf vg_functions vg_fill vg_rows vg_must vg_session vg_finish vg_pgbench vg_wait_query vg_start vg_kill_postmaster vg_kill_backend
   vg_check vg_same_as_exact vg_answer vg_walk vg_log_clean vg_psql_error vg_indexes vg_recall vg_temp_files);
 
 # Settings of every node. The library is deliberately not preloaded: nothing may depend on that. A small shared_buffers (as
@@ -69,6 +69,13 @@ sub vg_rows
     return "INSERT INTO $table SELECT i, uvec(i, $dimensions) FROM generate_series($first, $last) i";
 }
 
+# An expression that is an error (division by zero) unless the condition holds, for scripts of pgbench.
+sub vg_must
+{
+    my ($condition) = @_;
+    return "1 / ($condition)::int";
+}
+
 # A table of rows 1 .. n and, unless index => 0, the index TABLE_v. Options: with ('storage = ...'), persistence ('UNLOGGED').
 sub vg_fill
 {
@@ -110,7 +117,7 @@ sub vg_session
 }
 
 # Starts pgbench on scripts (name => text; a name may end in @weight). Options: clients, args (list), dbname, and either
-# transactions (per client) or seconds. To be ended with vg_finish; its exit code is 0 only if no client had an error.
+# transactions (per client) or seconds; settings (list of 'name=value'). To be ended with vg_finish; its exit code is 0 only if no client had an error.
 sub vg_pgbench
 {
     my ($node, $scripts, %options) = @_;
@@ -123,6 +130,8 @@ sub vg_pgbench
         push @files, '-f', $file . ($weight // '');
     }
     my $clients = $options{clients} // 4;
+    # The settings are taken at connection, when the library is not loaded yet: they wait as placeholders.
+    local $ENV{PGOPTIONS} = join(' ', map { "-c $_" } @{ $options{settings} // [] });
     return start_session(
         $node->installed_command('pgbench'),
         '-n', '-c', $clients, '-j', $clients > 2 ? 2 : 1, '--random-seed=7',

@@ -27,9 +27,10 @@ BEGIN
     END;
     PERFORM vecgpu_check('w_v');
     DROP TABLE w;
+    RETURN NEXT;
 END $$;
 \x on
-SELECT (try(d)).* FROM unnest('{2,3,1999,2000,2001,2035,2036,4096,15999}'::int[]) d;
+SELECT t.* FROM unnest('{2,3,1999,2000,2001,2035,2036,4096,15999}'::int[]) d, try(d) t;
 SELECT * FROM try(16000);
 -- axis_vec needs a second component; one dimension by hand.
 \x off
