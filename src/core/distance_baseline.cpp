@@ -5,6 +5,8 @@
  */
 #include "core/distance_tables.h"
 
+#include <cfloat>
+#include <cmath>
 #include <cstring>
 
 namespace vecgpu {
@@ -239,6 +241,8 @@ EncodeStatus encode_row(Storage storage, const float *vector, uint32_t dimension
                 if (__builtin_fabsf(vector[i]) > largest)
                     largest = __builtin_fabsf(vector[i]);
             float scale = largest / 127;
+            if (!(scale * 127 <= FLT_MAX)) /* rounded up at the end of the range */
+                scale = std::nextafter(scale, 0.0f);
             auto *out = static_cast<int8_t *>(row);
             memset(row, 0, bytes);
             memcpy(row, &scale, sizeof scale);

@@ -127,13 +127,15 @@ CREATE TABLE wide (id int, v real[]);
 INSERT INTO wide SELECT i, uvec(i, 128) FROM generate_series(1, 3000) i;
 CREATE TABLE toasted (id int, v real[]);
 ALTER TABLE toasted ALTER v SET STORAGE EXTERNAL;
-INSERT INTO toasted SELECT i, uvec(i, 1024) FROM generate_series(1, 1500) i;
+INSERT INTO toasted SELECT i, axis_vec(i, 1536) FROM generate_series(1, 10000) i;
+SET maintenance_work_mem = '128MB';
 CREATE INDEX wide_v ON wide USING vecgpu (v);
 CREATE INDEX toasted_v ON toasted USING vecgpu (v);
+RESET maintenance_work_mem;
 ANALYZE wide, toasted;
 SELECT uses('wide_v', 'SELECT id FROM wide ORDER BY v <-> (SELECT uvec(1, 128)) LIMIT 10'),
-       uses('toasted_v', 'SELECT id FROM toasted ORDER BY v <-> (SELECT uvec(1, 1024)) LIMIT 10');
-SELECT top('wide', uvec(77, 128), 1), top('toasted', uvec(77, 1024), 1);
+       uses('toasted_v', 'SELECT id FROM toasted ORDER BY v <-> (SELECT axis_vec(1, 1536)) LIMIT 10');
+SELECT top('wide', uvec(77, 128), 1), top('toasted', axis_vec(77.3, 1536), 2);
 SELECT vecgpu_check('wide_v'), vecgpu_check('toasted_v');
 DROP TABLE wide, toasted;
 

@@ -1,0 +1,249 @@
+# Physical replication: a standby answers as its primary does after every kind of change, its readers survive the replay of
+# flush, vacuum and rebuild, it can be promoted; base backups, point-in-time recovery and pg_rewind give a sound index.
+# wal_consistency_checking makes the standby compare every page that it replays with the primary's.
+use strict;
+use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use VecgpuTest;
+
+my $primary = vg_node(
+    'primary',
+    streaming => 1,
+    archiving => 1,
+    conf      => "wal_consistency_checking = 'generic'\nwal_log_hints = on\nmax_wal_size = 1GB\nhot_standby_feedback = off\n"
+      . "max_standby_streaming_delay = 200ms\nmax_standby_archive_delay = 200ms\n");
+$primary->backup('first');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($primary, 'first', has_streaming => 1);
+$standby->start;
+
+sub sql { return $primary->safe_psql('postgres', $_[0]) }
+
+# What a search with this ef finds, and what the index holds, is the same on both.
+sub same_on_both
+{
+    my ($table, $what) = @_;
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+    $primary->wait_for_catchup($standby);
+    for my $ef (10, 40)
+    {
+        is(vg_answer($standby, $table, $ef), vg_answer($primary, $table, $ef), "$what: same answers of $table at ef $ef");
+    }
+    is(vg_walk($standby, $table, 'null'), vg_walk($primary, $table, 'table'), "$what: the standby's index of $table holds every row");
+    is($standby->safe_psql('postgres', "SELECT i::text FROM vecgpu_info('${table}_v') i"),
+        sql("SELECT i::text FROM vecgpu_info('${table}_v') i"), "$what: same counters of $table");
+    return;
+}
+
+# ---- ten rounds of delete, vacuum, insert, flush ----
+vg_fill($primary, 'items', 5000);
+vg_fill($primary, 'small', 1000, with => "storage = 'int8'");
+vg_fill($primary, 'wide', 40, dimensions => 2500);    # rows on overflow pages
+sql('CREATE UNLOGGED TABLE volatile (id int PRIMARY KEY, v real[]); CREATE INDEX volatile_v ON volatile USING vecgpu (v);'
+      . vg_rows('volatile', 1, 100));
+same_on_both('items', 'after the build');
+for my $round (1 .. 10)
+{
+    my $first = 10000 + 1000 * $round;
+    # Every third round more than a fifth is dead, so that vacuum rebuilds.
+    my $share = $round % 3 ? 12 : 3;
+    for my $table ('items', 'small')
+    {
+        sql("DELETE FROM $table WHERE id % $share = $round % $share");
+        sql("VACUUM $table") if $round % 4;
+        sql(vg_rows($table, $first, $first + 499));
+        sql("UPDATE $table SET v = uvec(id + 7, 16) WHERE id % 40 = $round");
+        sql("SELECT vecgpu_flush('${table}_v')") if $round % 2;
+    }
+    sql(vg_rows('wide', $first, $first + 5, 2500) . "; DELETE FROM wide WHERE id % 12 = $round; SELECT vecgpu_flush('wide_v')");
+    sql('VACUUM wide') if $round % 3 == 0;
+    same_on_both('items', "round $round");
+    same_on_both('small', "round $round");
+    is(vg_walk($standby, 'wide', 'null', operator => '<->'), vg_walk($primary, 'wide', 'table'), "round $round: wide rows");
+    vg_check($_, "round $round") for $primary, $standby;
+}
+vg_same_as_exact($_, 'items', 'after ten rounds') for $primary, $standby;
+vg_same_as_exact($_, 'small', 'after ten rounds') for $primary, $standby;
+
+# ---- DDL on the primary ----
+sql('REINDEX INDEX CONCURRENTLY items_v');
+same_on_both('items', 'REINDEX CONCURRENTLY');
+sql('CREATE TABLE empty (id int PRIMARY KEY, v real[]); CREATE INDEX empty_v ON empty USING vecgpu (v)');
+$primary->wait_for_catchup($standby);
+is(vg_walk($standby, 'empty', 'null'), '0 rows, 0 distinct, ', 'an empty index on the standby');
+sql('BEGIN; TRUNCATE small; ' . vg_rows('small', 1, 1500) . '; COMMIT');
+same_on_both('small', 'TRUNCATE and rows in one transaction');
+
+# ---- a restart of the standby in the middle, and one that dies ----
+sql(vg_rows('items', 30000, 31999));
+$standby->restart;
+sql("SELECT vecgpu_flush('items_v')");
+same_on_both('items', 'standby restarted');
+$standby->stop('immediate');
+sql('DELETE FROM items WHERE id % 4 = 1');
+sql('VACUUM items');
+$standby->start;
+same_on_both('items', 'standby crashed');
+
+# ---- functions that write are refused, others work ----
+is(vg_psql_error($standby, "SELECT vecgpu_flush('items_v')"), '25006 cannot execute vecgpu_flush() during recovery',
+    'vecgpu_flush on a standby');
+cmp_ok($standby->safe_psql('postgres', "SELECT vecgpu_recall('items_v')"), '>=', 0.9, 'vecgpu_recall on a standby');
+like(vg_psql_error($standby, "SET enable_seqscan = off; SELECT id FROM volatile ORDER BY v <-> uvec(1, 16) LIMIT 1"),
+    qr/^0A000 cannot access temporary or unlogged relations during recovery/, 'an unlogged index on a standby');
+
+# ---- readers of the standby under replay ----
+# Rows 1 .. 500 never change. A reader may lose to replay (40001, which pgbench retries), but never sees a wrong answer.
+sql('TRUNCATE items; ' . vg_rows('items', 1, 4000));
+$primary->wait_for_catchup($standby);
+{
+    my @forced  = ('enable_seqscan=off', 'enable_sort=off', 'enable_bitmapscan=off');
+    my $readers = vg_pgbench(
+        $standby, {
+            'near@3' => 'SELECT ' . vg_must('count(*) = 10 AND count(DISTINCT id) = 10')
+              . q{ FROM (SELECT id FROM items ORDER BY v <-> (SELECT uvec((random() * 100000)::int, 16)) LIMIT 10) s;},
+            'self@3' => qq{\\set r random(1, 500)\nSELECT } . vg_must('min(id) = :r AND count(*) = 1')
+              . q{ FROM (SELECT id FROM items ORDER BY v <-> (SELECT uvec(:r, 16)) LIMIT 1) s;},
+            'walk@2' => 'SELECT ' . vg_must('count(*) = count(DISTINCT id) AND count(*) FILTER (WHERE id <= 500) = 500')
+              . q{ FROM (SELECT id FROM items ORDER BY v <-> (SELECT NULL::real[]) OFFSET 0) s;},
+            'slow@1' => 'SELECT ' . vg_must('count(*) = count(DISTINCT id) AND count(*) FILTER (WHERE id <= 500) = 500')
+              . q{ FROM (SELECT id, CASE WHEN random() < 0.01 THEN pg_sleep(0.01) END FROM items
+                         ORDER BY v <-> (SELECT NULL::real[]) OFFSET 0) s;},
+            'check@1' => q{SELECT vecgpu_check('items_v');},
+        },
+        clients => 4, seconds => 10, args => ['--max-tries=1000'], settings => [ @forced, 'vecgpu.ef_search=10000' ]);
+    my $round = 0;
+    while (!-s "$readers->{base}.out" && $round < 200)
+    {
+        my $first = 50000 + 1000 * $round++;
+        sql(vg_rows('items', $first, $first + 799) . "; SELECT vecgpu_flush('items_v')");
+        sql("DELETE FROM items WHERE id > 500 AND id % 3 = $round % 3");
+        sql('VACUUM items');
+        last if $readers->{run}->pumpable == 0;
+    }
+    my ($code, $out, $err) = vg_finish($readers);
+    my @errors = grep { /ERROR|FATAL|aborted/ && !/40001|conflict with recovery/ } split /\n/, $err;
+    is("$code @errors", '0 ', "readers under replay of $round rounds see only right answers");
+    note($out);
+    same_on_both('items', 'after the readers');
+}
+# A cursor that stays open while the rows that it has still to read are replayed away: its rows, or a recovery conflict.
+{
+    my $reader = vg_session(
+        $standby, q{
+        BEGIN ISOLATION LEVEL REPEATABLE READ;
+        SET enable_seqscan = off; SET enable_sort = off;
+        SELECT 'rows ' || count(*) FROM items;
+        DECLARE walk CURSOR FOR SELECT id FROM items ORDER BY v <-> (SELECT NULL::real[]);
+        FETCH 5 FROM walk;
+        SELECT pg_sleep(3);
+        FETCH ALL FROM walk;});
+    $standby->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3)%' AND pid <> pg_backend_pid()") or die;
+    for my $round (1 .. 3)
+    {
+        sql("DELETE FROM items WHERE id > 500 AND id % 3 = $round % 3");
+        sql('VACUUM items');
+        sql(vg_rows('items', 300000 + 1000 * $round, 300799 + 1000 * $round) . "; SELECT vecgpu_flush('items_v')");
+    }
+    my ($code, $out, $err) = vg_finish($reader);
+    my ($rows) = $out =~ /^rows (\d+)/m;
+    my %seen;
+    $seen{$_}++ for grep { /^\d+$/ } split /\n/, $out;
+    my $whole = $code == 0 && keys %seen == $rows && !grep { $_ > 1 } values %seen;
+    my $conflict = $err =~ /(ERROR|FATAL):\s+40001: .*conflict with recovery/ && !grep { $_ > 1 } values %seen;
+    ok($whole || $conflict, 'a cursor under replay: all its rows once, or a recovery conflict')
+      or diag("exit $code, $rows rows, " . keys(%seen) . " seen: $err");
+    same_on_both('items', 'after the cursor');
+}
+
+# ---- point in time: between two inserts ----
+sql('DROP TABLE volatile');
+$primary->backup('later');
+sql(vg_rows('items', 400001, 400100) . "; SELECT vecgpu_flush('items_v')");
+sql(vg_rows('items', 400101, 400150));
+my $at_point = sql('SELECT count(*) FROM items');
+sql("SELECT pg_create_restore_point('between')");
+sql(vg_rows('items', 400151, 400300) . "; SELECT vecgpu_flush('items_v'); DELETE FROM items WHERE id BETWEEN 400001 AND 400120");
+sql('VACUUM items');
+sql('SELECT pg_switch_wal()');
+{
+    my $restored = PostgreSQL::Test::Cluster->new('restored');
+    $restored->init_from_backup($primary, 'later', has_restoring => 1, standby => 0);
+    $restored->append_conf('postgresql.conf', "recovery_target_name = 'between'\nrecovery_target_action = 'promote'\narchive_mode = off\n");
+    $restored->start;
+    $restored->poll_query_until('postgres', 'SELECT NOT pg_is_in_recovery()') or die 'recovery does not end';
+    is($restored->safe_psql('postgres', 'SELECT count(*), max(id) FROM items'), "$at_point|400150", 'point in time: the rows of then');
+    vg_same_as_exact($restored, 'items', 'point in time');
+    $restored->safe_psql('postgres', vg_rows('items', 500001, 500500) . "; SELECT vecgpu_flush('items_v')");
+    $restored->safe_psql('postgres', 'DELETE FROM items WHERE id % 2 = 0');
+    $restored->safe_psql('postgres', 'VACUUM items');
+    vg_same_as_exact($restored, 'items', 'point in time, then changes');
+    # Nothing of ours lies outside of relation files.
+    my @strange = grep { !m{/(\d+(_fsm|_vm|_init)?(\.\d+)?|PG_VERSION|pg_filenode\.map|pg_internal\.init)$} }
+      glob($restored->data_dir . '/base/*/*');
+    is("@strange", '', 'the data directory holds only relation files');
+    $restored->stop;
+}
+
+# ---- promotion, and the old primary rewound ----
+sql('CREATE UNLOGGED TABLE volatile (id int PRIMARY KEY, v real[]); CREATE INDEX volatile_v ON volatile USING vecgpu (v);'
+      . vg_rows('volatile', 1, 100));
+same_on_both('items', 'before the promotion');
+my $answers = vg_answer($primary, 'items', 40);
+$standby->promote;
+is(vg_answer($standby, 'items', 40), $answers, 'promoted: same answers');
+vg_same_as_exact($standby, 'volatile', 'promoted: unlogged table, empty');
+$standby->safe_psql('postgres', vg_rows('volatile', 1, 3));
+is((split / /, vg_walk($standby, 'volatile', 'null'))[0], '3', 'promoted: the unlogged index takes rows');
+$standby->safe_psql('postgres', vg_rows('items', 600001, 600500) . "; SELECT vecgpu_flush('items_v')");
+$standby->safe_psql('postgres', 'DELETE FROM items WHERE id % 3 = 0');
+$standby->safe_psql('postgres', 'VACUUM items');
+vg_same_as_exact($standby, 'items', 'promoted and changed');
+
+# The old primary has gone on by itself, and is brought back as a standby.
+sql(vg_rows('items', 700001, 701000) . "; SELECT vecgpu_flush('items_v'); DELETE FROM items WHERE id % 5 = 0");
+sql('VACUUM items');
+vg_same_as_exact($primary, 'items', 'the old primary');
+$primary->stop;
+$standby->safe_psql('postgres', 'CHECKPOINT');
+$primary->command_ok(
+    [ 'pg_rewind', '--source-server', $standby->connstr('postgres'), '--target-pgdata', $primary->data_dir, '--no-sync' ],
+    'pg_rewind of the old primary');
+$primary->append_conf('postgresql.conf', 'port = ' . $primary->port . "\narchive_mode = off\nprimary_conninfo = '"
+      . $standby->connstr . " application_name=primary'");
+$primary->set_standby_mode;
+$primary->start;
+$standby->safe_psql('postgres', vg_rows('items', 800001, 800100) . "; SELECT vecgpu_flush('items_v')");
+$standby->wait_for_catchup($primary);
+is(vg_answer($primary, 'items', 40), vg_answer($standby, 'items', 40), 'rewound: same answers');
+vg_same_as_exact($primary, 'items', 'rewound');
+
+# ---- base backups in tar form ----
+{
+    my $folder = $standby->backup_dir . '/tar';
+    mkdir($standby->backup_dir);
+    $standby->command_ok([ 'pg_basebackup', '-D', $folder, '-Ft', '-X', 'fetch', '-c', 'fast', '--no-sync', '-h', $standby->host,
+            '-p', $standby->port ], 'pg_basebackup into a tar file');
+    my $plain = $standby->backup_dir . '/plain';
+    mkdir($plain, 0700);
+    is(system('tar', '-xf', "$folder/base.tar", '-C', $plain), 0, 'the tar file opens');
+    my $copy = PostgreSQL::Test::Cluster->new('copy');
+    $copy->init_from_backup($standby, 'plain');
+    $copy->start;
+    vg_same_as_exact($copy, 'items', 'base backup from a tar file');
+    $copy->stop;
+}
+
+my $expected = 'conflict with recovery|25006|0A000|terminating walreceiver|terminating connection|could not (send|receive|connect)'
+  . '|pg_rewind|standby_mode|requested WAL segment|recovery conflict|has already been removed|connection to server';
+for my $node ($primary, $standby)
+{
+    vg_check($node, 'at the end');
+    vg_log_clean($node, 'the whole run', allow => $expected);
+    $node->stop;
+}
+done_testing();
