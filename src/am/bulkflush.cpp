@@ -9,23 +9,16 @@
 
 namespace vecgpu {
 
-bool VgBulkFlushFits(const Meta &meta)
+bool VgBulkFlushPays(const Meta &meta, uint64_t rows)
 {
-    if (meta.kind != IndexKind::Hnsw)
+    if (meta.kind != IndexKind::Hnsw || rows < 64)
         return false;
-    uint64_t nodes = static_cast<uint64_t>(meta.nodes) + kBulkFlushRows;
-    uint64_t row = row_bytes(meta.storage, meta.dimensions);
-    /* Vectors, lists with their distances, and some twenty bytes for all else; the batch itself once more. */
-    uint64_t bytes = nodes * (row + 2ull * meta.m * 8 + 20) + kBulkFlushRows * row;
-    return bytes <= static_cast<uint64_t>(maintenance_work_mem) * 1024;
-}
-
-bool VgBulkFlushPays(const Meta &meta, uint32_t rows)
-{
-    /* Loading runs at some 2 GB/s, once over pages and once over lists; a row through the buffers takes about 0.8 ms. */
-    double bytes = static_cast<double>(meta.nodes) *
-                   (static_cast<double>(row_bytes(meta.storage, meta.dimensions)) + 2.0 * meta.m * 12);
-    return rows > 64 && rows * 0.0008 > bytes / 2e9;
+    double row = static_cast<double>(row_bytes(meta.storage, meta.dimensions));
+    /* Vectors, lists with their distances, and some twenty bytes for all else. */
+    double bytes = (static_cast<double>(meta.nodes) + static_cast<double>(rows)) * (row + 16.0 * meta.m + 20);
+    /* Loading and writing back runs at about 2 GB/s, through a file at a fifth of that; a row through the buffers takes 0.8 ms. */
+    double speed = bytes <= maintenance_work_mem * 1024.0 ? 2e9 : 4e8;
+    return static_cast<double>(rows) * 0.0008 > bytes / speed;
 }
 
 namespace {

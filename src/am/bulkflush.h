@@ -22,13 +22,13 @@ struct Batch {
     uint64_t seen; /* dead ones included */
 };
 
-constexpr uint32_t kBulkFlushRows = 200000; /* in one batch */
+constexpr uint32_t kBulkFlushBytes = 128 * 1024 * 1024; /* vectors in one batch */
 
-/* True if the graph and a full batch fit into maintenance_work_mem. */
-bool VgBulkFlushFits(const Meta &meta);
-
-/* True if that is faster for so many rows. */
-bool VgBulkFlushPays(const Meta &meta, uint32_t rows);
+/*
+ * True if that is the faster way for so many rows. Vectors and lists beyond maintenance_work_mem go to a temporary file, as in a
+ * build, so then it takes more rows to pay.
+ */
+bool VgBulkFlushPays(const Meta &meta, uint64_t rows);
 
 /* Adds the rows; *meta is the working copy for the publish. */
 void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *changed);

@@ -31,14 +31,21 @@ void VgCostEstimate(PlannerInfo *root, IndexPath *path, double loop_count, Cost 
     memset(&generic, 0, sizeof(generic));
     genericcostestimate(root, path, loop_count, &generic);
 
-    Relation index = index_open(path->indexinfo->indexoid, NoLock);
+    double rows = path->indexinfo->tuples;
     Meta meta;
-    VgReadMeta(index, &meta);
-    double ef = VgEfSearch(index);
-    index_close(index, NoLock);
+    double ef = vg_ef_search > 0 ? vg_ef_search : kDefaultEfSearch;
+    if (path->indexinfo->hypothetical) {
+        /* An index that only a planner hook imagines has no pages to look at. */
+        VgNewMeta(&meta, IndexKind::Hnsw, Metric::L2, Storage::Float32, 128, kDefaultM, kDefaultEfConstruction);
+        meta.nodes = static_cast<uint32_t>(rows);
+    } else {
+        Relation index = index_open(path->indexinfo->indexoid, NoLock);
+        VgReadMeta(index, &meta);
+        ef = VgEfSearch(index);
+        index_close(index, NoLock);
+    }
 
     double nodes = meta.nodes;
-    double rows = path->indexinfo->tuples;
     double dimensions = meta.dimensions > 0 ? meta.dimensions : 1;
     double bytes = meta.dimensions > 0 ? row_bytes(meta.storage, meta.dimensions) : 4;
     /* One distance, relative to an operator call: calls of SIMD kernels on vectors at hand are cheap. */

@@ -55,8 +55,8 @@ uint64_t FlushBatch(Relation index, bool *more)
         return 0;
     uint32_t row_size = static_cast<uint32_t>(row_bytes(meta.storage, meta.dimensions));
     Batch batch = {};
-    bool threads = VgBulkFlushFits(meta);
-    batch.limit = threads ? kBulkFlushRows : BatchLimit(meta, row_size);
+    bool threads = VgBulkFlushPays(meta, VgDeltaRows(index, meta));
+    batch.limit = threads ? kBulkFlushBytes / row_size + 64 : BatchLimit(meta, row_size);
     batch.capacity = 64 < batch.limit ? 64 : batch.limit;
     batch.row_size = row_size;
     batch.vectors = static_cast<uint8_t *>(MemoryContextAllocHuge(CurrentMemoryContext,
@@ -94,7 +94,7 @@ uint64_t FlushBatch(Relation index, bool *more)
     }
     ChangedBlocks changed;
     VgInitChanged(&changed);
-    if (threads && VgBulkFlushPays(meta, batch.count)) {
+    if (threads && batch.count > 0) {
         VgBulkFlush(index, &meta, batch, &changed);
     } else if (batch.count > 0) {
         PageStore store;

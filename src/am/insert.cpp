@@ -47,6 +47,25 @@ uint32_t SetDimensions(Relation index, uint32_t dimensions)
     return known;
 }
 
+/*
+ * Writers that outrun the flushes would make every search pay: the more waits, the longer a writer pauses after each page. It
+ * starts at three times vecgpu.flush_rows, which a flush in progress lets gather anyway, and never stops anyone.
+ */
+void Throttle(double load)
+{
+    constexpr double start = 3;
+    constexpr long longest = 200; /* ms */
+    if (load <= start)
+        return;
+    double pause = 4 * (load - start) * (load - start);
+    long ms = pause > longest ? longest : static_cast<long>(pause);
+    if (ms < 1)
+        return;
+    if (WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, PG_WAIT_EXTENSION) & WL_LATCH_SET)
+        ResetLatch(MyLatch);
+    CHECK_FOR_INTERRUPTS();
+}
+
 InsertState *StateOf(Relation index, IndexInfo *info, uint32_t dimensions)
 {
     InsertState *state = static_cast<InsertState *>(info->ii_AmCache);
@@ -103,6 +122,7 @@ bool VgInsert(Relation index, Datum *values, bool *isnull, ItemPointer tid, Rela
         uint64_t rows = static_cast<uint64_t>(pages) * delta_capacity(state->row_size);
         if (rows >= static_cast<uint64_t>(vg_flush_rows))
             VgRequestFlush(index, rows >= 4 * static_cast<uint64_t>(vg_flush_rows));
+        Throttle(static_cast<double>(rows) / vg_flush_rows);
     }
     return false;
 }

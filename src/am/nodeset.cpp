@@ -218,8 +218,12 @@ void VgExtendGraph(NodeSet *set, uint32_t last, uint64_t records)
     graph->locks = levels + last;
     memset(graph->locks, 0, last);
     graph->reserved = set->reserved;
-    if (!graph_add_nodes(graph, set->meta->incarnation, last))
-        ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("too many nodes on upper layers")));
+    for (uint64_t upto = old; upto < last;) {
+        CHECK_FOR_INTERRUPTS();
+        upto = upto + 1000000 < last ? upto + 1000000 : last;
+        if (!graph_add_nodes(graph, set->meta->incarnation, static_cast<uint32_t>(upto)))
+            ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("too many nodes on upper layers")));
+    }
 }
 
 void VgInsertNodes(NodeSet *set, uint32_t first, uint32_t last, bool connect)
@@ -248,7 +252,13 @@ static void BuildGraph(NodeSet *set)
     Phase(set, kPhaseGraph, n);
     if (meta->metric == Metric::InnerProduct) {
         float *scratch = static_cast<float *>(palloc(sizeof(float) * meta->dimensions));
-        set->max_norm = largest_norm(meta->storage, set->rows->base, n, meta->dimensions, scratch);
+        for (uint32_t first = 0; first < n; first += 4096) {
+            CHECK_FOR_INTERRUPTS();
+            float norm = largest_norm(meta->storage, static_cast<char *>(set->rows->base) + static_cast<size_t>(first) * set->row_size,
+                                      n - first < 4096 ? n - first : 4096, meta->dimensions, scratch);
+            if (norm > set->max_norm)
+                set->max_norm = norm;
+        }
         pfree(scratch);
     }
     VgExtendGraph(set, n, graph_count_records(meta->incarnation, meta->m, 0, n));

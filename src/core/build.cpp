@@ -293,6 +293,7 @@ Status build_start(Builder **out, Graph *graph, const void *rows, uint32_t first
         free_builder(b);
         return Status::OutOfMemory;
     }
+    advise_huge_pages(b->store.keys0, graph->count * 2 * m * sizeof(float));
     /* Distances of links that are there already are not known: NaN, see Inserter::add_by_keys. */
     memset(b->store.keys0, 0xff, first * 2 * m * sizeof(float));
     memset(b->store.upper_keys, 0xff, graph->records * m * sizeof(float));

@@ -98,7 +98,8 @@ static double cosine_of(double dot, double norm2_a, double norm2_b)
  * A dot product within the norms cannot have lost anything that counts: its terms that underflowed are below 1e-38,
  * the product of the norms is at least kTiny.
  */
-static double cosine_value(const Kernels &table, Storage storage, const float *a, float norm2_a, const void *b, uint32_t n)
+static double cosine_value(const Kernels &table, Storage storage, const float *a, float norm2_a, const void *b,
+                           uint32_t n)
 {
     DotNorm sums = table.dot_norm[int(storage)](a, b, n);
     if (trusted(norm2_a) && trusted(sums.norm2) && std::fabs(sums.dot) <= FLT_MAX)
@@ -161,21 +162,20 @@ float key(const Query &query, const void *row)
 {
     int storage = int(query.storage);
     switch (query.metric) {
-        case Metric::L2: {
-            float sum = query.table->l2_squared[storage](query.vector, row, query.dimensions);
-            return sum <= FLT_MAX ? sum : FLT_MAX;
-        }
-        case Metric::InnerProduct: {
-            float sum = query.table->dot[storage](query.vector, row, query.dimensions);
-            if (std::fabs(sum) <= FLT_MAX)
-                return -sum;
-            return finite(-double_sums(query.storage, query.vector, row, query.dimensions).dot);
-        }
-        case Metric::Cosine: {
-            double distance =
-                cosine_value(*query.table, query.storage, query.vector, query.norm2, row, query.dimensions);
-            return distance <= 2 ? float(distance) : 2;
-        }
+    case Metric::L2: {
+        float sum = query.table->l2_squared[storage](query.vector, row, query.dimensions);
+        return sum <= FLT_MAX ? sum : FLT_MAX;
+    }
+    case Metric::InnerProduct: {
+        float sum = query.table->dot[storage](query.vector, row, query.dimensions);
+        if (std::fabs(sum) <= FLT_MAX)
+            return -sum;
+        return finite(-double_sums(query.storage, query.vector, row, query.dimensions).dot);
+    }
+    case Metric::Cosine: {
+        double distance = cosine_value(*query.table, query.storage, query.vector, query.norm2, row, query.dimensions);
+        return distance <= 2 ? float(distance) : 2;
+    }
     }
     return FLT_MAX;
 }
@@ -184,12 +184,12 @@ double exact_distance(const Query &query, const void *row)
 {
     const float *b = static_cast<const float *>(row);
     switch (query.metric) {
-        case Metric::L2:
-            return l2_value(*query.table, query.vector, b, query.dimensions);
-        case Metric::InnerProduct:
-            return -dot_value(*query.table, query.vector, b, query.dimensions);
-        case Metric::Cosine:
-            break;
+    case Metric::L2:
+        return l2_value(*query.table, query.vector, b, query.dimensions);
+    case Metric::InnerProduct:
+        return -dot_value(*query.table, query.vector, b, query.dimensions);
+    case Metric::Cosine:
+        break;
     }
     return cosine_value(*query.table, Storage::Float32, query.vector, query.norm2, row, query.dimensions);
 }

@@ -43,9 +43,9 @@ int available_kernels(const Kernels *out[3]);
  * When a float32 sum overflows or underflows (not finite, or below 1e-30 with a non-zero element), these recompute
  * in double, so that vectors scaled by 1e-30 or 1e30 still have right distances.
  */
-double l2_distance(const float *a, const float *b, uint32_t dimensions);      /* sqrt of sum of squared differences */
-double inner_product(const float *a, const float *b, uint32_t dimensions);    /* positive inner product */
-double cosine_distance(const float *a, const float *b, uint32_t dimensions);  /* in [0, 2]; NaN if either norm is 0 */
+double l2_distance(const float *a, const float *b, uint32_t dimensions);     /* sqrt of sum of squared differences */
+double inner_product(const float *a, const float *b, uint32_t dimensions);   /* positive inner product */
+double cosine_distance(const float *a, const float *b, uint32_t dimensions); /* in [0, 2]; NaN if either norm is 0 */
 double l1_distance(const float *a, const float *b, uint32_t dimensions);
 
 /* ---- a query against stored rows ---- */
@@ -75,7 +75,10 @@ double exact_distance(const Query &query, const void *row);
 
 /* ---- conversion between float32 and stored rows ---- */
 
-enum class EncodeStatus { Ok, OutOfRange /* a finite component rounds to infinity: float16 from 65520, bfloat16 near FLT_MAX */ };
+enum class EncodeStatus {
+    Ok,
+    OutOfRange /* a finite component rounds to infinity: float16 from 65520, bfloat16 near FLT_MAX */
+};
 
 /* Writes row_bytes() bytes, padding zeroed. On OutOfRange *bad (if not null) is the index of the component. */
 EncodeStatus encode_row(Storage storage, const float *vector, uint32_t dimensions, void *row, uint32_t *bad);

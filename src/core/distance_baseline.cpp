@@ -199,14 +199,14 @@ const Kernels *baseline_table()
 DoubleSums double_sums(Storage storage, const float *a, const void *b, uint32_t dimensions)
 {
     switch (storage) {
-        case Storage::Float32:
-            break;
-        case Storage::Float16:
-            return sums_of<Float16Row>(a, b, dimensions);
-        case Storage::BFloat16:
-            return sums_of<BFloat16Row>(a, b, dimensions);
-        case Storage::Int8:
-            return sums_of<Int8Row>(a, b, dimensions);
+    case Storage::Float32:
+        break;
+    case Storage::Float16:
+        return sums_of<Float16Row>(a, b, dimensions);
+    case Storage::BFloat16:
+        return sums_of<BFloat16Row>(a, b, dimensions);
+    case Storage::Int8:
+        return sums_of<Int8Row>(a, b, dimensions);
     }
     return sums_of<Float32Row>(a, b, dimensions);
 }
@@ -215,46 +215,46 @@ EncodeStatus encode_row(Storage storage, const float *vector, uint32_t dimension
 {
     size_t bytes = row_bytes(storage, dimensions);
     switch (storage) {
-        case Storage::Float32:
-            memcpy(row, vector, bytes);
-            return EncodeStatus::Ok;
-        case Storage::Float16:
-        case Storage::BFloat16: {
-            auto *out = static_cast<uint16_t *>(row);
-            bool half = storage == Storage::Float16;
-            uint16_t infinity = half ? 0x7c00 : 0x7f80;
-            if (dimensions % 2)
-                out[dimensions] = 0;
-            for (uint32_t i = 0; i < dimensions; i++) {
-                out[i] = half ? float_to_half(vector[i]) : float_to_bfloat16(vector[i]);
-                if ((out[i] & 0x7fff) >= infinity) {
-                    if (bad)
-                        *bad = i;
-                    return EncodeStatus::OutOfRange;
-                }
+    case Storage::Float32:
+        memcpy(row, vector, bytes);
+        return EncodeStatus::Ok;
+    case Storage::Float16:
+    case Storage::BFloat16: {
+        auto *out = static_cast<uint16_t *>(row);
+        bool half = storage == Storage::Float16;
+        uint16_t infinity = half ? 0x7c00 : 0x7f80;
+        if (dimensions % 2)
+            out[dimensions] = 0;
+        for (uint32_t i = 0; i < dimensions; i++) {
+            out[i] = half ? float_to_half(vector[i]) : float_to_bfloat16(vector[i]);
+            if ((out[i] & 0x7fff) >= infinity) {
+                if (bad)
+                    *bad = i;
+                return EncodeStatus::OutOfRange;
             }
-            return EncodeStatus::Ok;
         }
-        case Storage::Int8: {
-            float largest = 0;
-            for (uint32_t i = 0; i < dimensions; i++)
-                if (__builtin_fabsf(vector[i]) > largest)
-                    largest = __builtin_fabsf(vector[i]);
-            float scale = largest / 127;
-            if (!(scale * 127 <= FLT_MAX)) /* rounded up at the end of the range */
-                scale = std::nextafter(scale, 0.0f);
-            auto *out = static_cast<int8_t *>(row);
-            memset(row, 0, bytes);
-            memcpy(row, &scale, sizeof scale);
-            if (!(scale > 0))
-                return EncodeStatus::Ok;
-            for (uint32_t i = 0; i < dimensions; i++) {
-                /* A subnormal scale is rounded, so that the quotient may leave the range. */
-                float steps = __builtin_rintf(vector[i] / scale);
-                out[4 + i] = int8_t(steps > 127 ? 127 : steps < -127 ? -127 : steps);
-            }
+        return EncodeStatus::Ok;
+    }
+    case Storage::Int8: {
+        float largest = 0;
+        for (uint32_t i = 0; i < dimensions; i++)
+            if (__builtin_fabsf(vector[i]) > largest)
+                largest = __builtin_fabsf(vector[i]);
+        float scale = largest / 127;
+        if (!(scale * 127 <= FLT_MAX)) /* rounded up at the end of the range */
+            scale = std::nextafter(scale, 0.0f);
+        auto *out = static_cast<int8_t *>(row);
+        memset(row, 0, bytes);
+        memcpy(row, &scale, sizeof scale);
+        if (!(scale > 0))
             return EncodeStatus::Ok;
+        for (uint32_t i = 0; i < dimensions; i++) {
+            /* A subnormal scale is rounded, so that the quotient may leave the range. */
+            float steps = __builtin_rintf(vector[i] / scale);
+            out[4 + i] = int8_t(steps > 127 ? 127 : steps < -127 ? -127 : steps);
         }
+        return EncodeStatus::Ok;
+    }
     }
     return EncodeStatus::Ok;
 }
@@ -262,21 +262,21 @@ EncodeStatus encode_row(Storage storage, const float *vector, uint32_t dimension
 void decode_row(Storage storage, const void *row, uint32_t dimensions, float *vector)
 {
     switch (storage) {
-        case Storage::Float32:
-            memcpy(vector, row, row_bytes(storage, dimensions));
-            return;
-        case Storage::Float16:
-            for (uint32_t i = 0; i < dimensions; i++)
-                vector[i] = Float16Row::open(row).at(i);
-            return;
-        case Storage::BFloat16:
-            for (uint32_t i = 0; i < dimensions; i++)
-                vector[i] = BFloat16Row::open(row).at(i);
-            return;
-        case Storage::Int8:
-            for (uint32_t i = 0; i < dimensions; i++)
-                vector[i] = Int8Row::open(row).at(i);
-            return;
+    case Storage::Float32:
+        memcpy(vector, row, row_bytes(storage, dimensions));
+        return;
+    case Storage::Float16:
+        for (uint32_t i = 0; i < dimensions; i++)
+            vector[i] = Float16Row::open(row).at(i);
+        return;
+    case Storage::BFloat16:
+        for (uint32_t i = 0; i < dimensions; i++)
+            vector[i] = BFloat16Row::open(row).at(i);
+        return;
+    case Storage::Int8:
+        for (uint32_t i = 0; i < dimensions; i++)
+            vector[i] = Int8Row::open(row).at(i);
+        return;
     }
 }
 

@@ -22,10 +22,10 @@ struct GraphStore {
     BuildControl *control;
     BuildParams params;
     const char *rows;
-    size_t bytes;       /* of a row */
-    float *aux_values;  /* count; null for L2 */
-    float *keys0;       /* beside links0 */
-    float *upper_keys;  /* beside upper */
+    size_t bytes;      /* of a row */
+    float *aux_values; /* count; null for L2 */
+    float *keys0;      /* beside links0 */
+    float *upper_keys; /* beside upper */
 
     Metric metric() const { return params.metric; }
     Storage storage() const { return params.storage; }

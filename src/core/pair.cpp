@@ -31,18 +31,18 @@ float pair_distance(const PairMetric &pair, const float *a, float aux_a, const v
 {
     int storage = int(pair.storage);
     switch (pair.metric) {
-        case Metric::L2: {
-            float sum = pair.table->l2_squared[storage](a, b, pair.dimensions);
-            return sum <= FLT_MAX ? sum : FLT_MAX;
-        }
-        case Metric::InnerProduct: {
-            /* As a distance, not as M^2 - x.y - ..., which would cancel for rows much shorter than M. */
-            float d = aux_a - aux_b;
-            float sum = pair.table->l2_squared[storage](a, b, pair.dimensions) + d * d;
-            return sum <= FLT_MAX ? sum : FLT_MAX;
-        }
-        case Metric::Cosine:
-            break;
+    case Metric::L2: {
+        float sum = pair.table->l2_squared[storage](a, b, pair.dimensions);
+        return sum <= FLT_MAX ? sum : FLT_MAX;
+    }
+    case Metric::InnerProduct: {
+        /* As a distance, not as M^2 - x.y - ..., which would cancel for rows much shorter than M. */
+        float d = aux_a - aux_b;
+        float sum = pair.table->l2_squared[storage](a, b, pair.dimensions) + d * d;
+        return sum <= FLT_MAX ? sum : FLT_MAX;
+    }
+    case Metric::Cosine:
+        break;
     }
     if (aux_a > 0 && aux_b > 0) {
         float similarity = pair.table->dot[storage](a, b, pair.dimensions) * aux_a * aux_b;

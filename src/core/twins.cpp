@@ -3,21 +3,7 @@
  */
 #include "core/build.h"
 
-#include <cstdlib>
-
 namespace vecgpu {
-
-static void *heap_allocate(void *, size_t bytes)
-{
-    return malloc(bytes);
-}
-
-static void heap_release(void *, void *pointer)
-{
-    free(pointer);
-}
-
-const Allocator kHeap = {nullptr, heap_allocate, heap_release};
 
 /* 64 x 64 -> 128 bit multiplication folded to 64, as in wyhash; rows are a multiple of 4 bytes. */
 static uint64_t fold(uint64_t a, uint64_t b)

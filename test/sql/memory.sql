@@ -73,23 +73,28 @@ BEGIN
 END $$;
 DROP TABLE few;
 
--- ---- link cells: an index of more than 65,534 nodes needs wider ones; growing by insertion it gets them ----
+-- ---- link cells of 2 bytes number 65,534 nodes: an index that grows past that by insertion gets wider ones ----
 CREATE TABLE w (id int, v real[]) WITH (autovacuum_enabled = off);
 SET vecgpu.flush_rows = 0;
-INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(1, 65500) i;
 SET maintenance_work_mem = '64MB';
-CREATE INDEX w_v ON w USING vecgpu (v) WITH (m = 4, ef_construction = 16);
+INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(1, 40000) i;
+CREATE INDEX w_v ON w USING vecgpu (v) WITH (m = 4, ef_construction = 8);
 CREATE TEMP TABLE before AS SELECT generation FROM vecgpu_info('w_v');
-INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(65501, 65534) i;
+-- In two steps, since a flush of more rows than half of the index has builds it anew.
+INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(40001, 55000) i;
+SELECT vecgpu_flush('w_v');
+INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(55001, 65534) i;
 SELECT vecgpu_flush('w_v');
 SELECT rows, nodes, i.generation - b.generation AS generations FROM vecgpu_info('w_v') i, before b;
-SELECT top('w', '{65533.75}', 3);
+SELECT top('w', '{65533.75}', 3), top('w', '{0}', 3);
+SELECT * FROM walk('w', '{52000.25}', 200);
 SELECT vecgpu_check('w_v');
 INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(65535, 65600) i;
 SELECT vecgpu_flush('w_v');
 SELECT rows, nodes, i.generation > b.generation AS rebuilt FROM vecgpu_info('w_v') i, before b;
 SELECT top('w', '{65533.75}', 3), top('w', '{65535.25}', 4), top('w', '{99999}', 3), top('w', '{0}', 3);
 SELECT * FROM walk('w', '{32000.25}', 2000);
+SELECT * FROM walk('w', '{70000}', 2000);
 INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(65601, 66000) i;
 SELECT vecgpu_flush('w_v');
 SELECT top('w', '{65833.75}', 3), top('w', '{99999}', 3), rows FROM vecgpu_info('w_v');
@@ -101,11 +106,16 @@ SELECT rows, dead_rows FROM vecgpu_info('w_v');
 SELECT top('w', '{99999}', 3);
 SELECT vecgpu_check('w_v');
 DROP TABLE w, before;
--- With m = 2 about as many records lie above layer 0 as there are nodes; their numbers need wide cells as well.
+-- With m = 2 about as many records lie above layer 0 as there are nodes, by chance more: their numbers need wide cells as well.
 CREATE TABLE w (id int, v real[]) WITH (autovacuum_enabled = off);
-INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(1, 65530) i;
+INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(1, 40000) i;
 CREATE INDEX w_v ON w USING vecgpu (v) WITH (m = 2, ef_construction = 8);
-SELECT top('w', '{65529.75}', 3), top('w', '{0}', 3);
+INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(40001, 59000) i;
+SELECT vecgpu_flush('w_v');
+INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(59001, 65534) i;
+SELECT vecgpu_flush('w_v');
+SELECT top('w', '{65529.75}', 3), top('w', '{0}', 3), rows FROM vecgpu_info('w_v');
 SELECT vecgpu_check('w_v');
 DROP TABLE w;
 RESET vecgpu.flush_rows;
+RESET maintenance_work_mem;

@@ -60,8 +60,7 @@ struct GraphSource {
 
     GraphSource(const OwnedGraph &graph, const void *data, const Query &q)
         : owned(&graph), rows(static_cast<const char *>(data)), bytes(row_bytes(q.storage, q.dimensions)), query(q)
-    {
-    }
+    {}
 
     uint32_t count() { return owned->graph.count; }
     uint32_t max_links() { return 2 * owned->graph.m; }

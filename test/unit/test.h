@@ -87,8 +87,8 @@ struct Random {
         return z ^ (z >> 31);
     }
     uint32_t below(uint32_t n) { return uint32_t((next() >> 32) * n >> 32); }
-    float uniform() { return float(next() >> 40) * 0x1p-24f; }               /* [0, 1) */
-    float symmetric() { return uniform() * 2 - 1; }                          /* [-1, 1) */
+    float uniform() { return float(next() >> 40) * 0x1p-24f; }                   /* [0, 1) */
+    float symmetric() { return uniform() * 2 - 1; }                              /* [-1, 1) */
     float normal() { return uniform() + uniform() + uniform() + uniform() - 2; } /* bell-shaped enough */
 };
 

@@ -63,8 +63,8 @@ static void check_shape(const OwnedGraph &owned)
     for (uint32_t slot = 0; slot < g.count; slot++) {
         for (int l = 0; l <= g.levels[slot]; l++) {
             uint32_t width = l == 0 ? 2 * g.m : g.m;
-            const uint32_t *cells = l == 0 ? g.links0 + size_t(slot) * width
-                                           : g.upper + (size_t(g.upper_offset[slot]) + l - 1) * g.m;
+            const uint32_t *cells =
+                l == 0 ? g.links0 + size_t(slot) * width : g.upper + (size_t(g.upper_offset[slot]) + l - 1) * g.m;
             std::vector<uint32_t> ids;
             bool ended = false;
             for (uint32_t i = 0; i < width; i++) {
@@ -74,7 +74,8 @@ static void check_shape(const OwnedGraph &owned)
                 }
                 CHECK(!ended, "a gap in the list of %u", slot);
                 CHECK(cells[i] < g.count && cells[i] != slot, "link of %u to %u", slot, cells[i]);
-                CHECK(cells[i] >= g.count || g.levels[cells[i]] >= l, "link of %u on level %d to %u", slot, l, cells[i]);
+                CHECK(cells[i] >= g.count || g.levels[cells[i]] >= l, "link of %u on level %d to %u", slot, l,
+                      cells[i]);
                 ids.push_back(cells[i]);
             }
             std::sort(ids.begin(), ids.end());
@@ -121,8 +122,8 @@ static double recall(const OwnedGraph &owned, const Rows &rows, const Rows &quer
         GraphSource source(owned, rows.data(), query);
         Stream<GraphSource> stream;
         stream.init(&source, kHeap, ef, UINT64_MAX);
-        uint32_t slot;
-        float key;
+        uint32_t slot = kNone;
+        float key = 0;
         for (uint32_t i = 0; i < exact.size() && stream.next(&slot, &key); i++)
             good += key <= exact.back() + (metric == Metric::Cosine ? 1e-6f : 0); /* mates differ by rounding */
         all += exact.size();
@@ -160,8 +161,8 @@ static void test_sample(const std::string &folder)
         check_shape(owned);
         CHECK(count_unreachable(owned) == 0 && control.unreachable.load() == 0, "unreachable nodes");
         double at_40 = recall(owned, all, queries, metric, 40), at_200 = recall(owned, all, queries, metric, 200);
-        note("%s: recall@10 %.4f at ef 40, %.4f at ef 200; %u nodes linked afterwards", kMetricNames[int(metric)], at_40,
-             at_200, control.linked.load());
+        note("%s: recall@10 %.4f at ef 40, %.4f at ef 200; %u nodes linked afterwards", kMetricNames[int(metric)],
+             at_40, at_200, control.linked.load());
         CHECK(at_200 >= 0.99, "recall at ef 200");
         CHECK(at_40 >= 0.96, "recall at ef 40");
     }
@@ -169,7 +170,7 @@ static void test_sample(const std::string &folder)
         TEST((std::string("recall on the sample, storage ") + std::to_string(int(storage))).c_str());
         Rows rows = first_rows(all, 4000 / kScale);
         rows.encode(storage);
-        Metric metric = storage == Storage::Float16  ? Metric::L2
+        Metric metric = storage == Storage::Float16    ? Metric::L2
                         : storage == Storage::BFloat16 ? Metric::Cosine
                                                        : Metric::InnerProduct;
         OwnedGraph owned(rows.n, 16);

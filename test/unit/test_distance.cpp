@@ -219,7 +219,8 @@ static void test_conversions()
     for (uint32_t h = 0; h < 0x7c00; h++) {
         float a = half_to_float(uint16_t(h)), b = h + 1 < 0x7c00 ? half_to_float(uint16_t(h + 1)) : 65536;
         float middle = a / 2 + b / 2;
-        for (float x : {a, middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e9f), a + (b - a) * random.uniform()})
+        for (float x :
+             {a, middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e9f), a + (b - a) * random.uniform()})
             for (float y : {x, -x})
                 CHECK(float_to_half(y) == reference(y), "%.9g: %04x, right %04x", y, float_to_half(y), reference(y));
     }

@@ -51,7 +51,8 @@ struct CopyStore {
     uint32_t *cells(int level, uint32_t slot) const
     {
         const Graph &g = owned->graph;
-        return level == 0 ? g.links0 + size_t(slot) * 2 * g.m : g.upper + (size_t(g.upper_offset[slot]) + level - 1) * g.m;
+        return level == 0 ? g.links0 + size_t(slot) * 2 * g.m
+                          : g.upper + (size_t(g.upper_offset[slot]) + level - 1) * g.m;
     }
     uint32_t width(int level) const { return level == 0 ? 2 * owned->graph.m : owned->graph.m; }
     uint32_t links(int level, uint32_t slot, uint32_t *out) const
@@ -101,7 +102,8 @@ static Rows cluster_rows(uint32_t n, uint32_t dimensions, uint64_t seed)
     rows.dimensions = dimensions;
     Random random(seed);
     for (size_t i = 0; i < size_t(n) * dimensions; i++)
-        rows.floats.push_back(float((i / dimensions % 7 + 1) * (i % dimensions + 3) % 7) + random.normal()); /* 7 centres */
+        rows.floats.push_back(float((i / dimensions % 7 + 1) * (i % dimensions + 3) % 7) +
+                              random.normal()); /* 7 centres */
     return rows;
 }
 
@@ -114,8 +116,8 @@ static double recall(const OwnedGraph &owned, const Rows &rows, const Rows &quer
         GraphSource source(owned, rows.data(), query);
         Stream<GraphSource> stream;
         stream.init(&source, kHeap, ef, UINT64_MAX);
-        uint32_t slot;
-        float key;
+        uint32_t slot = kNone;
+        float key = 0;
         for (uint32_t i = 0; i < 10 && stream.next(&slot, &key); i++)
             good += key <= exact.back();
         stream.release();
@@ -127,7 +129,8 @@ static void test_store()
 {
     for (Metric metric : {Metric::L2, Metric::InnerProduct, Metric::Cosine}) {
         for (Storage storage : {Storage::Float32, Storage::Float16, Storage::Int8}) {
-            TEST(("one by one, metric " + std::to_string(int(metric)) + ", storage " + std::to_string(int(storage))).c_str());
+            TEST(("one by one, metric " + std::to_string(int(metric)) + ", storage " + std::to_string(int(storage)))
+                     .c_str());
             Rows rows = cluster_rows(2000 / kScale, 20, 1), queries = cluster_rows(50, 20, 2);
             rows.encode(storage);
             OwnedGraph owned(rows.n, 8);
@@ -306,14 +309,16 @@ static void test_find_twins()
             std::vector<char> rows(size_t(n) * size + 4);
             for (uint32_t i = 0; i < n; i++) {
                 memset(rows.data() + size_t(i) * size, int(random.below(2)), size);
-                rows[size_t(i) * size + random.below(size)] = char(random.below(3)); /* often equal, often off by one byte */
+                rows[size_t(i) * size + random.below(size)] =
+                    char(random.below(3)); /* often equal, often off by one byte */
             }
             std::vector<uint32_t> twin_of(n + 1, 12345);
             Arena arena;
             static int calls;
             calls = 0;
-            CHECK(find_twins(rows.data(), size, n, twin_of.data(), arena.allocator(), [](void *c) { ++*static_cast<int *>(c); },
-                             &calls) == Status::Ok,
+            CHECK(find_twins(
+                      rows.data(), size, n, twin_of.data(), arena.allocator(),
+                      [](void *c) { ++*static_cast<int *>(c); }, &calls) == Status::Ok,
                   "status");
             CHECK(arena.blocks.empty() && (n == 0 || calls > 0), "memory given back, interrupt called");
             std::map<std::string, uint32_t> first;

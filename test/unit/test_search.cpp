@@ -162,9 +162,10 @@ static void test_drain()
         Arena arena;
         Stream<ToySource> stream;
         stream.init(&source, arena.allocator(), 150, UINT64_MAX);
-        uint32_t slot;
-        float key;
-        CHECK(stream.next(&slot, &key) && key == 0 && !stream.late(), "the nearest of another ring comes first: %g", key);
+        uint32_t slot = kNone;
+        float key = 0;
+        CHECK(stream.next(&slot, &key) && key == 0 && !stream.late(), "the nearest of another ring comes first: %g",
+              key);
         CHECK(stream.swept(), "swept");
         ToySource ring(1000);
         for (uint32_t i = 0; i < 1000; i++) {
@@ -185,8 +186,8 @@ static void test_drain()
         Arena arena;
         Stream<ToySource> stream;
         stream.init(&source, arena.allocator(), 50, 1000);
-        uint32_t slot;
-        float key;
+        uint32_t slot = kNone;
+        float key = 0;
         for (int i = 0; i < 200 && !stream.swept(); i++)
             CHECK(stream.next(&slot, &key), "next");
         CHECK(stream.swept() && stream.expansions() < 1000, "%" PRIu64 " expansions", stream.expansions());
@@ -212,8 +213,8 @@ static void test_views()
         Stream<ToySource> stream;
         stream.init(&source, arena.allocator(), 1 + random.below(30), UINT64_MAX);
         std::vector<bool> out(n);
-        uint32_t slot;
-        float key;
+        uint32_t slot = kNone;
+        float key = 0;
         while (stream.next(&slot, &key)) {
             CHECK(slot < std::max(from, to) && !out[slot], "slot %u twice or beyond", slot);
             out[slot] = true;
@@ -232,8 +233,8 @@ static void test_views()
         if (setjmp(jump) == 0) {
             Stream<ToySource> stream;
             stream.init(&source, arena.allocator(), 20, UINT64_MAX);
-            uint32_t slot;
-            float key;
+            uint32_t slot = kNone;
+            float key = 0;
             while (stream.next(&slot, &key)) {
             }
             CHECK(false, "no jump");
@@ -290,8 +291,8 @@ static void test_rule()
         Stream<ToySource> stream;
         stream.init(&source, arena.allocator(), ef, UINT64_MAX);
         for (uint32_t j = 0; j <= (ef - 1) / 2; j++) {
-            uint32_t slot;
-            float key;
+            uint32_t slot = kNone;
+            float key = 0;
             CHECK(stream.next(&slot, &key), "next");
             if (stream.swept())
                 break;
