@@ -49,7 +49,7 @@ void VgCostEstimate(PlannerInfo *root, IndexPath *path, double loop_count, Cost 
     double dimensions = meta.dimensions > 0 ? meta.dimensions : 1;
     double bytes = meta.dimensions > 0 ? row_bytes(meta.storage, meta.dimensions) : 4;
     /* One distance, relative to an operator call: calls of SIMD kernels on vectors at hand are cheap. */
-    double distance_cost = cpu_operator_cost * (1 + dimensions / 256);
+    double distance_cost = cpu_operator_cost * (1 + dimensions / 1024);
     double delta = 0;
     for (const DeltaChain &chain : meta.chains)
         delta += chain.pages;
@@ -58,10 +58,15 @@ void VgCostEstimate(PlannerInfo *root, IndexPath *path, double loop_count, Cost 
     double keys = sweeps ? nodes : ef * meta.m * 1.3 + 100;
     if (keys > nodes)
         keys = nodes;
-    /* Pages that a walk touches are scattered but hot; a sweep reads them in order. */
     double pages_per_key = bytes / kPayloadBytes > 1 ? bytes / kPayloadBytes : 1;
     double walk_pages = sweeps ? nodes * bytes / kPayloadBytes : keys * pages_per_key;
-    double page_cost = 0.25 * seq_page_cost;
+    /*
+     * What fits into the caches is there: the graph is hot, and the alternative, a sequential scan, is not charged for
+     * fetching vectors out of line either. The rest is scattered reads.
+     */
+    double index_pages = path->indexinfo->pages > 0 ? path->indexinfo->pages : 1;
+    double cached = effective_cache_size >= index_pages ? 1 : effective_cache_size / index_pages;
+    double page_cost = cached * 0.02 * seq_page_cost + (1 - cached) * (sweeps ? seq_page_cost : random_page_cost);
 
     *startup = keys * distance_cost + (walk_pages + delta) * page_cost +
                delta * (kPayloadBytes / (bytes + 8)) * distance_cost;

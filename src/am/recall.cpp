@@ -157,6 +157,14 @@ extern "C" Datum vecgpu_recall(PG_FUNCTION_ARGS)
         PG_RETURN_NULL();
     }
 
+    /* Index expressions and predicates are the owner's code: it runs as the owner, without the caller's rights. */
+    Oid caller;
+    int caller_context;
+    GetUserIdAndSecContext(&caller, &caller_context);
+    SetUserIdAndSecContext(heap->rd_rel->relowner, caller_context | SECURITY_RESTRICTED_OPERATION);
+    int nest_level = NewGUCNestLevel();
+    VgRestrictSearchPath();
+
     Truth truth;
     memset(&truth, 0, sizeof(truth));
     truth.opclass = VgOpclassOf(index);
@@ -192,6 +200,8 @@ extern "C" Datum vecgpu_recall(PG_FUNCTION_ARGS)
         right += hits < there ? hits : there;
     }
     FreeExecutorState(estate);
+    AtEOXact_GUC(false, nest_level);
+    SetUserIdAndSecContext(caller, caller_context);
     table_close(heap, NoLock);
     index_close(index, AccessShareLock);
     if (wanted == 0)

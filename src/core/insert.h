@@ -64,7 +64,6 @@ public:
         ids_ = allocate_array<uint32_t>(memory_, width_ + 1);
         slots_ = allocate_array<uint32_t>(memory_, width_ + 1);
         positions_ = allocate_array<int64_t>(memory_, width_ + 1);
-        keys_ = allocate_array<float>(memory_, width_ + 1);
         order_ = allocate_array<Packed>(memory_, width_ + 1);
         kept_ = allocate_array<Kept>(memory_, width_ + 1);
         chosen_ = allocate_array<Chosen>(memory_, size_t(width_) * (kMaxLevel + 2));
@@ -72,15 +71,14 @@ public:
         /* One row each for the new one, a neighbour, and all that may be kept beside the one under trial. */
         rows_ = allocate_array<char>(memory_, row_bytes_ * (width_ + 3));
         vectors_ = allocate_array<float>(memory_, size_t(pair_.dimensions) * 2);
-        return good && ids_ && slots_ && positions_ && keys_ && order_ && kept_ && chosen_ && discarded_ && rows_ &&
-               vectors_;
+        return good && ids_ && slots_ && positions_ && order_ && kept_ && chosen_ && discarded_ && rows_ && vectors_;
     }
 
     void release()
     {
         list_.release(memory_);
         map_.release(memory_);
-        void *arrays[] = {ids_, slots_, positions_, keys_, order_, kept_, chosen_, discarded_, rows_, vectors_};
+        void *arrays[] = {ids_, slots_, positions_, order_, kept_, chosen_, discarded_, rows_, vectors_};
         for (void *array : arrays)
             if (array)
                 memory_.release(memory_.context, array);
@@ -445,19 +443,20 @@ private:
         for (uint32_t i = 0; i < n; i++) {
             if (keys[i] != keys[i])
                 keys[i] = link_key(at, ids_[i]); /* a list from elsewhere */
-            keys_[i] = INFINITY;
-            if (!std::signbit(keys[i]) && !map_.find(ids_[i], &keys_[i]))
-                distance_to(ids_[i], &keys_[i]); /* another thread added it meanwhile */
-            dominated |= keys[i] <= key && keys[i] > mate_bound_ && keys_[i] < key;
+            /* Entries with the sign bit, being dominated themselves, fail the second test. */
+            if (!dominated && keys[i] <= key && keys[i] > mate_bound_)
+                dominated = known(ids_[i]) < key;
         }
+        if (!dominated && key > mate_bound_)
+            for (uint32_t i = 0; i < n; i++)
+                if (keys[i] > key && known(ids_[i]) < keys[i])
+                    keys[i] = -keys[i];
         uint32_t victim = n;
         float victim_key = key;
         bool victim_dominated = dominated;
         bool full = n >= store_->capacity(level, at);
-        for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t i = 0; i < n && full; i++) {
             float own = std::fabs(keys[i]);
-            if (!dominated && key > mate_bound_ && keys_[i] < own && own > key)
-                keys[i] = -own;
             bool sign = std::signbit(keys[i]);
             if (sign != victim_dominated ? sign : own > victim_key) {
                 victim = i;
@@ -465,12 +464,19 @@ private:
                 victim_dominated = sign;
             }
         }
-        if (!full)
-            victim = n;
-        else if (victim == n)
+        if (full && victim == n)
             return;
         store_->set_link(level, at, victim, slot_);
         keys[victim] = dominated ? -key : key;
+    }
+
+    /* Distance of the new row to `slot`, which was met unless another thread has just linked it. */
+    float known(uint32_t slot)
+    {
+        float key = kAbsent;
+        if (!map_.find(slot, &key))
+            distance_to(slot, &key);
+        return key;
     }
 
     float link_key(uint32_t at, uint32_t to)
@@ -531,7 +537,6 @@ private:
     float aux_;
     uint32_t *ids_, *slots_, *discarded_;
     int64_t *positions_;
-    float *keys_;
     Packed *order_;
     Kept *kept_;
     Chosen *chosen_;

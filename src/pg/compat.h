@@ -41,3 +41,10 @@
 #else
 #define VgIndexBeginScan(heap, index, snapshot, orderbys) index_beginscan(heap, index, snapshot, 0, orderbys)
 #endif
+
+/* From 17 on, maintenance code runs with a search_path of its own. */
+#if PG_VERSION_NUM >= 170000
+#define VgRestrictSearchPath() RestrictSearchPath()
+#else
+#define VgRestrictSearchPath() ((void) 0)
+#endif

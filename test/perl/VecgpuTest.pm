@@ -19,7 +19,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(vg_node vg_conf vg_functions vg_fill vg_rows vg_must vg_session vg_finish vg_pgbench vg_wait_query vg_start vg_kill_postmaster vg_kill_backend
+our @EXPORT = qw(vg_node vg_conf vg_functions vg_fill vg_rows vg_must vg_session vg_finish vg_open vg_ask vg_close vg_pgbench vg_wait_query vg_start vg_kill_postmaster vg_kill_backend
   vg_check vg_same_as_exact vg_answer vg_walk vg_log_clean vg_psql_error vg_indexes vg_recall vg_temp_files);
 
 # Settings of every node. The library is deliberately not preloaded: nothing may depend on that. A small shared_buffers (as
@@ -146,6 +146,41 @@ sub write_text
     open(my $out, '>', $file) or die "$file: $!";
     print $out $text;
     close($out) or die "$file: $!";
+    return;
+}
+
+# A psql that takes statements one after the other: vg_ask($it, 'SELECT 1') returns output and errors.
+sub vg_open
+{
+    my ($node, %options) = @_;
+    my $open = { in => '', out => '', err => '', asked => 0 };
+    $open->{run} = IPC::Run::start(
+        [ $node->installed_command('psql'), '-XAtq', '-v', 'VERBOSITY=verbose', '-d', $node->connstr($options{dbname} // 'postgres'),
+            '-f', '-' ],
+        '<', \$open->{in}, '>', \$open->{out}, '2>', \$open->{err},
+        IPC::Run::timeout(2 * $PostgreSQL::Test::Utils::timeout_default));
+    return $open;
+}
+
+sub vg_ask
+{
+    my ($open, $sql) = @_;
+    my $mark = 'answer ' . ++$open->{asked} . ' ends';
+    $open->{out} = $open->{err} = '';
+    # A server that ends the connection ends psql, and with it the pipe.
+    eval {
+        $open->{in} .= "$sql;\n\\echo $mark\n\\warn $mark\n";
+        $open->{run}->pump until $open->{out} =~ /^\Q$mark\E$/m && $open->{err} =~ /\Q$mark\E$/m;
+        1;
+    } or $open->{err} .= $@;
+    $open->{$_} =~ s/\n?\Q$mark\E\n?// for 'out', 'err';
+    return ($open->{out}, $open->{err});
+}
+
+sub vg_close
+{
+    my ($open) = @_;
+    eval { $open->{in} .= "\\q\n"; $open->{run}->finish; };
     return;
 }
 

@@ -80,7 +80,8 @@ INSERT INTO n VALUES (1, '{1,2,3}'), (2, '{4,5,6}'), (3, '{7,8,9}'), (4, NULL);
 CREATE INDEX n_v ON n USING vecgpu (v);
 INSERT INTO n VALUES (5, NULL), (6, '{1,1,2}');
 SELECT top('n', '{1,1,1}', 10);
-SELECT top('n', '{1,1,1}', 10, false);
+-- The exact scan puts them last.
+SELECT (top('n', '{1,1,1}', 10, false))[1:4] AS first, cardinality(top('n', '{1,1,1}', 10, false)) AS rows;
 UPDATE n SET v = NULL WHERE id = 1;
 UPDATE n SET v = '{1,1,1}' WHERE id = 4;
 SELECT top('n', '{1,1,1}', 10);

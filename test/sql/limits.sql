@@ -135,7 +135,7 @@ SET vecgpu.ef_search = 1;
 SELECT * FROM walk('u', uvec(7002, 16));
 SET vecgpu.ef_search = 1000;
 SELECT * FROM walk('u', uvec(7003, 16));
--- Rows far from the query, of which the graph's walk meets few on its way.
+-- Few rows match the filter, spread over all distances: the walk ends with all of them.
 SELECT * FROM walk('u', uvec(7003, 16), filter => 'id % 500 = 3');
 RESET vecgpu.ef_search;
 SELECT * FROM walk('u', uvec(7003, 16), filter => 'id % 500 = 3');
