@@ -54,12 +54,26 @@ static void GrowFile(Arena *arena, size_t size)
     }
 }
 
+/* Rows and lists are read at random: large pages save most of the address translation. Advice may be ignored. */
+static void Advise(void *base, size_t size)
+{
+#ifdef MADV_HUGEPAGE
+    madvise(base, size, MADV_HUGEPAGE);
+#else
+    (void) base;
+    (void) size;
+#endif
+}
+
 static void *Map(Arena *arena, size_t size)
 {
     int flags = arena->file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     int descriptor = arena->file < 0 ? -1 : FileGetRawDesc(arena->file);
     void *base = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, descriptor, 0);
-    return base == MAP_FAILED ? nullptr : base;
+    if (base == MAP_FAILED)
+        return nullptr;
+    Advise(base, size);
+    return base;
 }
 
 static void Resize(Arena *arena, size_t size)
@@ -89,6 +103,8 @@ static void Resize(Arena *arena, size_t size)
         base = mremap(arena->base, arena->size, size, MREMAP_MAYMOVE);
         if (base == MAP_FAILED)
             base = nullptr;
+        else
+            Advise(base, size);
 #else
         base = Map(arena, size);
         if (base != nullptr) {

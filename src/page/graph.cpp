@@ -78,45 +78,33 @@ void PageSource::keys(const uint32_t *slots, uint32_t n, float *keys)
             keys[i] = 0;
         return;
     }
-    /*
-     * Pin a few pages and ask for their rows before the first is used: the lines arrive while the others are looked up.
-     * PostgreSQL tracks eight pins of a backend cheaply.
-     */
-    constexpr uint32_t group = 6;
     const RegionShape &shape = Shape(regions, Region::Vectors);
     const RegionDirectory &directory = Directory(regions, Region::Vectors);
-    for (uint32_t start = 0; start < n; start += group) {
-        Buffer buffers[group];
-        RecordAddress at[group];
-        uint32_t size = n - start < group ? n - start : group;
-        for (uint32_t i = 0; i < size; i++) {
-            at[i] = record_address(shape, slots[start + i]);
-            BlockNumber block = region_block(directory, at[i].page);
-            if (block == kNoBlock)
-                VgCorrupt(regions.index, 0, "vector beyond the end of its region");
-            buffers[i] = ReadBuffer(regions.index, block);
-            const uint8_t *row = Payload(BufferGetPage(buffers[i])) + at[i].offset;
-            uint32_t bytes = shape.record_bytes < 1024 ? shape.record_bytes : 1024;
-            for (uint32_t line = 0; line < bytes; line += 64)
-                __builtin_prefetch(row + line);
+    uint32_t bytes = shape.record_bytes;
+    /*
+     * Ask for some rows ahead of the one that is computed: the lines arrive meanwhile. Longer rows need fewer: the CPU
+     * fetches the rest of a row by itself once it runs through it.
+     */
+    constexpr uint32_t ahead = 8;
+    constexpr uint32_t longest = 1024;
+    uint32_t fetched = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        for (; fetched < n && fetched < i + ahead; fetched++) {
+            RecordAddress at = record_address(shape, slots[fetched]);
+            BlockNumber block = region_block(directory, at.page);
+            uint32_t part = bytes < kPayloadBytes - at.offset ? bytes : kPayloadBytes - at.offset;
+            if (block != kNoBlock)
+                VgPrefetch(regions.recent, block, kPageHeaderBytes + at.offset, part < longest ? part : longest);
         }
-        for (uint32_t i = 0; i < size; i++) {
-            LockBuffer(buffers[i], BUFFER_LOCK_SHARE);
-            Page page = BufferGetPage(buffers[i]);
-            if (!VgPageIs(page, PageKind::Region, static_cast<uint16_t>(Region::Vectors)) ||
-                Trailer(page)->sequence != regions.meta->generation) {
-                BlockNumber block = BufferGetBlockNumber(buffers[i]);
-                VgRecycled(regions.index, block, "not a page of vectors");
-            }
-            bool whole = at[i].offset + shape.record_bytes <= kPayloadBytes;
-            if (whole)
-                keys[start + i] = key(query, Payload(page) + at[i].offset);
-            UnlockReleaseBuffer(buffers[i]);
-            if (!whole) {
-                VgReadRecord(regions, Region::Vectors, slots[start + i], scratch);
-                keys[start + i] = key(query, scratch);
-            }
+        RecordAddress at = record_address(shape, slots[i]);
+        if (at.offset + bytes > kPayloadBytes) {
+            VgReadRecord(regions, Region::Vectors, slots[i], scratch);
+            keys[i] = key(query, scratch);
+            continue;
         }
+        Buffer buffer = VgReadRegionPage(regions, Region::Vectors, at.page);
+        keys[i] = key(query, Payload(BufferGetPage(buffer)) + at.offset);
+        UnlockReleaseBuffer(buffer);
     }
 }
 

@@ -9,6 +9,7 @@ void VgOpenRegions(Regions *regions, Relation index, const Meta *meta)
 {
     regions->index = index;
     regions->meta = meta;
+    regions->recent = VgRecentBuffers(index);
     for (int r = 0; r < kRegions; r++) {
         if (meta->dimensions == 0)
             regions->shape[r] = {0, 0};
@@ -22,10 +23,9 @@ Buffer VgReadRegionPage(const Regions &regions, Region region, uint32_t page)
     BlockNumber block = region_block(Directory(regions, region), page);
     if (block == kNoBlock)
         VgCorrupt(regions.index, 0, "record beyond the end of its region");
-    Buffer buffer = VgReadPage(regions.index, block, BUFFER_LOCK_SHARE);
-    Page content = BufferGetPage(buffer);
-    if (!VgPageIs(content, PageKind::Region, static_cast<uint16_t>(region)) ||
-        Trailer(content)->sequence != regions.meta->generation)
+    Buffer buffer = VgReadRecent(regions.index, regions.recent, block);
+    LockBuffer(buffer, BUFFER_LOCK_SHARE);
+    if (!IsRegionPage(BufferGetPage(buffer), region, regions.meta->generation))
         VgRecycled(regions.index, block, "not a page of the expected region");
     return buffer;
 }

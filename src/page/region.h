@@ -6,6 +6,7 @@
 #pragma once
 
 #include "page/page.h"
+#include "page/recent.h"
 
 namespace vecgpu {
 
@@ -13,6 +14,7 @@ namespace vecgpu {
 struct Regions {
     Relation index;
     const Meta *meta; /* not owned; must outlive the view */
+    RecentBuffers *recent; /* may be null */
     RegionShape shape[kRegions];
 };
 

@@ -14,6 +14,17 @@
 #define VgVacuumDelayPoint() vacuum_delay_point()
 #endif
 
+/* 16 renamed relation file nodes to locators. */
+#if PG_VERSION_NUM >= 160000
+#define VgFileNumber RelFileNumber
+#define VgFileNumberOf(relation) ((relation)->rd_locator.relNumber)
+#define VgLocatorOf(relation) ((relation)->rd_locator)
+#else
+#define VgFileNumber Oid
+#define VgFileNumberOf(relation) ((relation)->rd_node.relNode)
+#define VgLocatorOf(relation) ((relation)->rd_node)
+#endif
+
 /* 16 renamed the sub-transaction in which a relation got its file. */
 #if PG_VERSION_NUM >= 160000
 #define VgNewFileInTransaction(relation) ((relation)->rd_firstRelfilelocatorSubid != InvalidSubTransactionId)
