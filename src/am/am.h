@@ -93,10 +93,23 @@ void VgEndScan(IndexScanDesc scan);
 
 /* ---- flush (flush.cpp) ---- */
 
+struct GraphCache;
+
 /*
- * Moves the rows of the delta into the graph. The caller holds the structure lock. Returns the rows moved.
+ * Moves the rows of the delta into the graph. The caller holds the structure lock. Returns the rows moved. `cache` (bulkflush.h)
+ * may be null.
  */
-uint64_t VgFlush(Relation index);
+uint64_t VgFlush(Relation index, GraphCache *cache);
+
+/* How a request hands its flush threshold to the worker, beside the database. */
+struct FlushRequest {
+    Oid database;
+    int32 flush_rows;
+};
+
+/* Held by the worker of an index as long as it runs, in session mode; `try` form. */
+bool VgTryLockWorker(Relation index);
+bool VgWorkerRuns(Relation index);
 
 /* Asks for a flush in the background; does it here if no worker can be had and the delta is `urgent`. */
 void VgRequestFlush(Relation index, bool urgent);

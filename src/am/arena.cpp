@@ -80,7 +80,7 @@ static void Resize(Arena *arena, size_t size)
 {
     bool spill = arena->file < 0 && size > arena->limit;
     if (spill) {
-        arena->file = OpenTemporaryFile(false);
+        arena->file = OpenTemporaryFile(arena->keep);
         GrowFile(arena, size);
         void *base = Map(arena, size);
         if (base == nullptr)

@@ -17,14 +17,22 @@ struct Arena {
     size_t size;
     size_t limit;   /* bytes of anonymous memory */
     File file;      /* -1: anonymous */
+    bool keep;      /* the file may outlive the transaction that needs it first */
     MemoryContextCallback callback;
 };
 
 /* Empty; unmapped when the context is reset or deleted, so also on an error. The struct must live in that context. */
 Arena *VgCreateArena(MemoryContext context, size_t limit);
 
-/* Appends `bytes` zeroed bytes (uninitialised for a reused file never: it is freshly allocated); returns their offset. */
+/* Appends `bytes` zeroed bytes; returns their offset. */
 size_t VgArenaExtend(Arena *arena, size_t bytes);
+
+/* The same; returns their address, good until the next extension. */
+inline void *VgArenaGrow(Arena *arena, size_t bytes)
+{
+    size_t offset = VgArenaExtend(arena, bytes);
+    return static_cast<char *>(arena->base) + offset;
+}
 
 void VgFreeArena(Arena *arena);
 

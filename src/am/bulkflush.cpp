@@ -9,10 +9,47 @@
 
 namespace vecgpu {
 
-bool VgBulkFlushPays(const Meta &meta, uint64_t rows)
+struct GraphCache {
+    MemoryContext owner; /* where the cache itself lives */
+    NodeSet *set;        /* null: nothing loaded */
+    TwinTable twins;
+    uint64_t incarnation, epoch;
+    uint32_t generation;
+
+    bool is_for(const Meta &meta) const
+    {
+        return set != nullptr && incarnation == meta.incarnation && epoch == meta.epoch &&
+               generation == meta.generation && set->graph.count == meta.nodes;
+    }
+};
+
+GraphCache *VgCreateGraphCache(void)
+{
+    GraphCache *cache = static_cast<GraphCache *>(palloc0(sizeof(GraphCache)));
+    cache->owner = CurrentMemoryContext;
+    return cache;
+}
+
+void VgDropGraphCache(GraphCache *cache)
+{
+    if (cache->set == nullptr)
+        return;
+    VgFreeNodeSet(cache->set);
+    MemoryContextDelete(cache->set->context);
+    cache->set = nullptr;
+}
+
+void VgGraphCachePublished(GraphCache *cache, const Meta &meta)
+{
+    cache->epoch = meta.epoch;
+}
+
+bool VgBulkFlushPays(const Meta &meta, uint64_t rows, const GraphCache *cache)
 {
     if (meta.kind != IndexKind::Hnsw || rows < 64)
         return false;
+    if (cache != nullptr && cache->is_for(meta))
+        return true;
     double row = static_cast<double>(row_bytes(meta.storage, meta.dimensions));
     /* Vectors, lists with their distances, and some twenty bytes for all else. */
     double bytes = (static_cast<double>(meta.nodes) + static_cast<double>(rows)) * (row + 16.0 * meta.m + 20);
@@ -170,58 +207,92 @@ void Release(void *context, void *pointer)
     pfree(pointer);
 }
 
-void Interrupt(void *context)
-{
-    (void) context;
-    CHECK_FOR_INTERRUPTS();
-}
-
 } // namespace
 
-void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *changed)
+/* Rows and graph of the index into a cache that holds nothing. */
+static void LoadCache(Relation index, const Meta *meta, const Regions &regions, GraphCache *cache)
 {
-    uint32_t old_nodes = meta->nodes;
-    uint32_t row_size = batch.row_size;
-    Regions regions;
-    VgOpenRegions(&regions, index, meta);
+    MemoryContext context = AllocSetContextCreate(cache->owner, "vecgpu graph", ALLOCSET_DEFAULT_SIZES);
+    MemoryContext old = MemoryContextSwitchTo(context);
     NodeSet *set = static_cast<NodeSet *>(palloc(sizeof(NodeSet)));
     VgInitNodeSet(set, meta, false);
+    set->keep_keys = true;
+    VgKeepNodeSet(set);
+    set->background = AmBackgroundWorkerProcess();
     set->max_norm = meta->max_norm;
+    cache->set = set;
+    cache->incarnation = meta->incarnation;
+    cache->generation = meta->generation;
 
-    /* All vectors, then which rows of the batch are new ones. */
-    VgArenaExtend(set->rows, (static_cast<size_t>(old_nodes) + batch.count) * row_size);
+    uint32_t nodes = meta->nodes;
+    VgArenaExtend(set->rows, static_cast<size_t>(nodes) * set->row_size);
     uint8_t *rows = static_cast<uint8_t *>(set->rows->base);
-    LoadPacked(regions, Region::Vectors, rows, static_cast<uint64_t>(old_nodes) * row_size);
-    memcpy(rows + static_cast<size_t>(old_nodes) * row_size, batch.vectors, static_cast<size_t>(batch.count) * row_size);
-    uint32_t total = old_nodes + batch.count;
-    uint32_t *twin_of = static_cast<uint32_t *>(MemoryContextAllocHuge(set->context, sizeof(uint32_t) * total));
-    Allocator memory = {set->context, TryAllocate, Release};
-    if (find_twins(rows, row_size, total, twin_of, memory, Interrupt, nullptr) != Status::Ok)
+    LoadPacked(regions, Region::Vectors, rows, static_cast<uint64_t>(nodes) * set->row_size);
+    set->reserved = static_cast<uint8_t *>(
+        MemoryContextAllocExtended(context, static_cast<Size>(nodes) + 1, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO));
+    VgExtendGraph(set, nodes, meta->upper); /* arrays for the nodes, to be filled from the pages */
+    LoadGraph(regions, set);
+
+    Allocator memory = {context, TryAllocate, Release};
+    bool full = !cache->twins.init(nodes, memory);
+    for (uint32_t i = 0; i < nodes && !full; i++) {
+        if (i % 4096 == 0)
+            CHECK_FOR_INTERRUPTS();
+        cache->twins.find_or_add(rows, set->row_size, i, &full);
+    }
+    if (full)
         ereport(ERROR, (errcode(ERRCODE_OUT_OF_MEMORY), errmsg("out of memory")));
+    (void) index;
+    MemoryContextSwitchTo(old);
+}
+
+void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *changed, GraphCache *kept)
+{
+    GraphCache *cache = kept != nullptr ? kept : VgCreateGraphCache();
+    TimestampTz started = GetCurrentTimestamp();
+    Regions regions;
+    VgOpenRegions(&regions, index, meta);
+    if (!cache->is_for(*meta)) {
+        VgDropGraphCache(cache);
+        LoadCache(index, meta, regions, cache);
+    }
+    NodeSet *set = cache->set;
+    set->meta = meta;
+    TimestampTz loaded = GetCurrentTimestamp();
+    uint32_t old_nodes = meta->nodes;
+    uint32_t row_size = batch.row_size;
+
+    /* Which rows are new nodes, and which are twins of a node: node_of[i] is the node of row i. */
+    uint32_t *node_of = static_cast<uint32_t *>(
+        MemoryContextAllocHuge(CurrentMemoryContext, sizeof(uint32_t) * (static_cast<size_t>(batch.count) + 1)));
     uint32_t nodes = old_nodes;
-    for (uint32_t i = old_nodes; i < total; i++) {
-        if (twin_of[i] != kNone) {
-            /* A head in the batch has its node number in twin_of by now, one among the old nodes is its own number. */
-            if (twin_of[i] >= old_nodes)
-                twin_of[i] = twin_of[twin_of[i]];
-            continue;
-        }
-        if (nodes != i)
-            memcpy(rows + static_cast<size_t>(nodes) * row_size, rows + static_cast<size_t>(i) * row_size, row_size);
-        twin_of[i] = nodes++;
+    bool full = false;
+    for (uint32_t i = 0; i < batch.count; i++) {
+        if (i % 1024 == 0)
+            CHECK_FOR_INTERRUPTS();
+        size_t needed = (static_cast<size_t>(nodes) + 1) * row_size;
+        if (needed > set->rows->used)
+            VgArenaExtend(set->rows, needed - set->rows->used);
+        uint8_t *rows = static_cast<uint8_t *>(set->rows->base);
+        memcpy(rows + static_cast<size_t>(nodes) * row_size, batch.vectors + static_cast<size_t>(i) * row_size, row_size);
+        uint32_t head = cache->twins.find_or_add(rows, row_size, nodes, &full);
+        if (full)
+            ereport(ERROR, (errcode(ERRCODE_OUT_OF_MEMORY), errmsg("out of memory")));
+        node_of[i] = head == kNone ? nodes++ : head;
     }
 
-    set->reserved = static_cast<uint8_t *>(
+    uint8_t *reserved = static_cast<uint8_t *>(
         MemoryContextAllocExtended(set->context, static_cast<Size>(nodes) + 1, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO));
+    memcpy(reserved, set->reserved, old_nodes);
+    pfree(set->reserved);
+    set->reserved = reserved;
     uint64_t records = meta->upper + graph_count_records(meta->incarnation, meta->m, old_nodes, nodes);
-    set->graph.count = 0;
-    VgExtendGraph(set, old_nodes, meta->upper); /* arrays for the old nodes, to be filled from the pages */
-    LoadGraph(regions, set);
     VgExtendGraph(set, nodes, records);
     if (nodes > old_nodes)
         VgInsertNodes(set, old_nodes, nodes, false);
+    TimestampTz inserted = GetCurrentTimestamp();
 
-    /* New vectors and slots through the overlay, twins too; then the lists. */
+    /* The lists first, then new vectors and slots, and twins, through the overlay. */
     VgGrowRegion(index, meta, Region::Vectors, nodes);
     VgGrowRegion(index, meta, Region::Slots, nodes);
     VgGrowRegion(index, meta, Region::Links, nodes);
@@ -256,15 +327,21 @@ void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *
             store.put_upper(number, i, level, graph.upper + static_cast<size_t>(number) * meta->m, graph.upper_offset);
         }
     }
+    const uint8_t *rows = static_cast<const uint8_t *>(set->rows->base);
     for (uint32_t i = 0; i < batch.count; i++) {
-        if ((i & 255) == 0)
+        if (i % 256 == 0)
             CHECK_FOR_INTERRUPTS();
-        uint32_t node = twin_of[old_nodes + i];
+        uint32_t node = node_of[i];
         /* The first row with a node's number is the node, the others are its twins. */
-        if (node >= old_nodes && node == meta->nodes)
+        if (node >= old_nodes && node == meta->nodes) {
             store.put_node(batch.rows[i], rows + static_cast<size_t>(node) * row_size);
-        else
-            store.add_twin(node, batch.rows[i]);
+            continue;
+        }
+        store.add_twin(node, batch.rows[i]);
+        if (!set->reserved[node]) {
+            set->reserved[node] = 1;
+            graph.links0[static_cast<size_t>(node) * cells + cells - 1] = kNone; /* the cell names the twin now */
+        }
     }
     meta->upper = static_cast<uint32_t>(records);
     if (graph.entry != kNone) {
@@ -273,8 +350,16 @@ void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *
                                  ? graph.entry
                                  : graph.upper_offset[graph.entry] + static_cast<uint32_t>(graph.entry_level) - 1;
     }
+    TimestampTz listed = GetCurrentTimestamp();
     store.apply(epoch, changed);
-    VgFreeNodeSet(set);
+    ereport(DEBUG1, (errmsg("flushed %u rows into index \"%s\": %ld ms to load, %ld to insert, %ld to write lists, %ld to write rows",
+                            batch.count, RelationGetRelationName(index),
+                            TimestampDifferenceMilliseconds(started, loaded),
+                            TimestampDifferenceMilliseconds(loaded, inserted),
+                            TimestampDifferenceMilliseconds(inserted, listed),
+                            TimestampDifferenceMilliseconds(listed, GetCurrentTimestamp()))));
+    if (kept == nullptr)
+        VgDropGraphCache(cache);
 }
 
 } // namespace vecgpu

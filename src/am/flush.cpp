@@ -46,7 +46,7 @@ uint32_t BatchLimit(const Meta &meta, uint32_t row_size)
     return limit > 100000 ? 100000 : static_cast<uint32_t>(limit);
 }
 
-uint64_t FlushBatch(Relation index, bool *more)
+uint64_t FlushBatch(Relation index, bool *more, GraphCache *cache)
 {
     Meta meta;
     VgReadMeta(index, &meta);
@@ -55,7 +55,7 @@ uint64_t FlushBatch(Relation index, bool *more)
         return 0;
     uint32_t row_size = static_cast<uint32_t>(row_bytes(meta.storage, meta.dimensions));
     Batch batch = {};
-    bool threads = VgBulkFlushPays(meta, VgDeltaRows(index, meta));
+    bool threads = VgBulkFlushPays(meta, VgDeltaRows(index, meta), cache);
     batch.limit = threads ? kBulkFlushBytes / row_size + 64 : BatchLimit(meta, row_size);
     batch.capacity = 64 < batch.limit ? 64 : batch.limit;
     batch.row_size = row_size;
@@ -95,7 +95,7 @@ uint64_t FlushBatch(Relation index, bool *more)
     ChangedBlocks changed;
     VgInitChanged(&changed);
     if (threads && batch.count > 0) {
-        VgBulkFlush(index, &meta, batch, &changed);
+        VgBulkFlush(index, &meta, batch, &changed, cache);
     } else if (batch.count > 0) {
         PageStore store;
         store.open(index, &meta, batch.count);
@@ -106,6 +106,8 @@ uint64_t FlushBatch(Relation index, bool *more)
         store.apply(meta.epoch + 1, &changed);
     }
     VgPublish(index, &meta, ends, &changed);
+    if (threads && cache != nullptr)
+        VgGraphCachePublished(cache, meta);
     for (uint32_t chain = 0; chain < kDeltaChains; chain++)
         if (before[chain].head_block != ends[chain].block)
             VgDeltaFree(index, before[chain], ends[chain].block, row_size);
@@ -116,14 +118,14 @@ uint64_t FlushBatch(Relation index, bool *more)
 
 } // namespace
 
-uint64_t VgFlush(Relation index)
+uint64_t VgFlush(Relation index, GraphCache *cache)
 {
     MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "vecgpu flush", ALLOCSET_DEFAULT_SIZES);
     MemoryContext old = MemoryContextSwitchTo(context);
     uint64_t rows = 0;
     bool more = true;
     while (more) {
-        rows += FlushBatch(index, &more);
+        rows += FlushBatch(index, &more, cache);
         MemoryContextReset(context);
     }
     MemoryContextSwitchTo(old);
@@ -142,7 +144,7 @@ Datum vecgpu_flush(PG_FUNCTION_ARGS)
     Relation index = VgOpenIndex(PG_GETARG_OID(0), RowExclusiveLock, true);
     PreventCommandDuringRecovery("vecgpu_flush()");
     VgLockStructure(index);
-    uint64_t rows = VgFlush(index);
+    uint64_t rows = VgFlush(index, nullptr);
     VgUnlockStructure(index);
     index_close(index, RowExclusiveLock);
     PG_RETURN_INT64(static_cast<int64>(rows));

@@ -1,6 +1,8 @@
 /*
  * nodeset.cpp: see nodeset.h.
  */
+#include <initializer_list>
+
 #include <unistd.h>
 
 #include "am/nodeset.h"
@@ -38,9 +40,17 @@ void VgInitNodeSet(NodeSet *set, const Meta *meta, bool report)
     set->links0 = VgCreateArena(set->context, limit / 4);
     set->upper = VgCreateArena(set->context, limit / 4);
     set->nodes = VgCreateArena(set->context, limit / 4);
+    set->keys0 = VgCreateArena(set->context, limit / 4);
+    set->upper_keys = VgCreateArena(set->context, limit / 4);
     set->capacity = 1024;
     set->ids = static_cast<RowId *>(palloc(sizeof(RowId) * set->capacity));
     set->graph = graph_make(meta->m);
+}
+
+void VgKeepNodeSet(NodeSet *set)
+{
+    for (Arena *arena : {set->rows, set->links0, set->upper, set->nodes, set->keys0, set->upper_keys})
+        arena->keep = true;
 }
 
 void VgFreeNodeSet(NodeSet *set)
@@ -49,6 +59,8 @@ void VgFreeNodeSet(NodeSet *set)
     VgFreeArena(set->links0);
     VgFreeArena(set->upper);
     VgFreeArena(set->nodes);
+    VgFreeArena(set->keys0);
+    VgFreeArena(set->upper_keys);
 }
 
 uint8_t *VgAddRow(NodeSet *set, const RowId &id)
@@ -211,6 +223,18 @@ void VgExtendGraph(NodeSet *set, uint32_t last, uint64_t records)
     uint8_t *base = static_cast<uint8_t *>(set->nodes->base);
     uint8_t *levels = base + sizeof(uint32_t) * static_cast<size_t>(last);
     memmove(levels, base + sizeof(uint32_t) * static_cast<size_t>(old), old);
+    if (set->keep_keys) {
+        /* As many as links; NaN where a distance is not known yet. */
+        size_t bytes = links0;
+        size_t had = set->keys0->used;
+        if (bytes > had)
+            memset(static_cast<char *>(VgArenaGrow(set->keys0, bytes - had)), 0xff, bytes - had);
+        had = set->upper_keys->used;
+        if (upper > had)
+            memset(static_cast<char *>(VgArenaGrow(set->upper_keys, upper - had)), 0xff, upper - had);
+        graph->keys0 = static_cast<float *>(set->keys0->base);
+        graph->upper_keys = static_cast<float *>(set->upper_keys->base);
+    }
     graph->links0 = static_cast<uint32_t *>(set->links0->base);
     graph->upper = static_cast<uint32_t *>(set->upper->base);
     graph->upper_offset = reinterpret_cast<uint32_t *>(base);
@@ -230,7 +254,7 @@ void VgInsertNodes(NodeSet *set, uint32_t first, uint32_t last, bool connect)
 {
     const Meta *meta = set->meta;
     BuildParams params = {meta->metric,  meta->storage,           meta->dimensions, meta->ef_construction,
-                          set->max_norm, ThreadCount(last - first), connect};
+                          set->max_norm, ThreadCount(last - first), connect,            set->background};
     BuildControl control;
     Builder *builder;
     if (build_start(&builder, &set->graph, set->rows->base, first, last, params, &control) == Status::OutOfMemory)

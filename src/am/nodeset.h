@@ -28,11 +28,17 @@ struct NodeSet {
     /* after building */
     Graph graph;
     Arena *links0, *upper, *nodes;
+    Arena *keys0, *upper_keys; /* only if keep_keys */
+    bool keep_keys;            /* distances of links stay known for the next insertion */
+    bool background;           /* threads give way to others */
     float max_norm;
 };
 
 /* `context` is the current one. meta->dimensions must be known. */
 void VgInitNodeSet(NodeSet *set, const Meta *meta, bool report);
+
+/* Its memory is to outlive the transaction. Before the first row. */
+void VgKeepNodeSet(NodeSet *set);
 
 /* Space for one more row, for the caller to encode into. Errors past the number of rows that an index can have. */
 uint8_t *VgAddRow(NodeSet *set, const RowId &id);

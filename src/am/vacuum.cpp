@@ -126,7 +126,7 @@ IndexBulkDeleteResult *VgVacuumCleanup(IndexVacuumInfo *info, IndexBulkDeleteRes
         return stats;
 
     VgLockStructure(index);
-    VgFlush(index);
+    VgFlush(index, nullptr);
     Meta meta;
     VgReadMeta(index, &meta);
     double rows = static_cast<double>(meta.nodes) + meta.twins;

@@ -12,6 +12,7 @@
 #include <new>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <time.h>
 
 namespace vecgpu {
@@ -208,6 +209,10 @@ static bool step(Worker *worker)
 static void *run_worker(void *argument)
 {
     Worker *worker = static_cast<Worker *>(argument);
+#ifdef __linux__
+    if (worker->builder->store.params.background)
+        setpriority(PRIO_PROCESS, 0, 5); /* of this thread alone, on Linux */
+#endif
     while (step(worker)) {
     }
     worker->builder->active.fetch_sub(1, std::memory_order_acq_rel);
@@ -222,8 +227,10 @@ static void free_builder(Builder *b)
     }
     free(b->worker);
     free(b->store.aux_values);
-    free(b->store.keys0);
-    free(b->store.upper_keys);
+    if (!b->store.graph->keys0) {
+        free(b->store.keys0);
+        free(b->store.upper_keys);
+    }
     b->connector.release(kHeap);
     b->~Builder();
     free(b);
@@ -285,18 +292,25 @@ Status build_start(Builder **out, Graph *graph, const void *rows, uint32_t first
     good &= b->worker != nullptr;
     if (params.metric != Metric::L2)
         good &= (b->store.aux_values = allocate_array<float>(kHeap, graph->count)) != nullptr;
-    good &= (b->store.keys0 = allocate_array<float>(kHeap, graph->count * 2 * m)) != nullptr;
-    good &= (b->store.upper_keys = allocate_array<float>(kHeap, graph->records * m)) != nullptr;
+    if (graph->keys0) {
+        b->store.keys0 = graph->keys0;
+        b->store.upper_keys = graph->upper_keys;
+    } else {
+        good &= (b->store.keys0 = allocate_array<float>(kHeap, graph->count * 2 * m)) != nullptr;
+        good &= (b->store.upper_keys = allocate_array<float>(kHeap, graph->records * m)) != nullptr;
+    }
     if (params.connect)
         good &= b->connector.init(&b->store, kHeap);
     if (!good || !init_worker(b, 0)) {
         free_builder(b);
         return Status::OutOfMemory;
     }
-    advise_huge_pages(b->store.keys0, graph->count * 2 * m * sizeof(float));
-    /* Distances of links that are there already are not known: NaN, see Inserter::add_by_keys. */
-    memset(b->store.keys0, 0xff, first * 2 * m * sizeof(float));
-    memset(b->store.upper_keys, 0xff, graph->records * m * sizeof(float));
+    if (!graph->keys0) {
+        advise_huge_pages(b->store.keys0, graph->count * 2 * m * sizeof(float));
+        /* Distances of links that are there already are not known: NaN, see Inserter::add_by_keys. */
+        memset(b->store.keys0, 0xff, first * 2 * m * sizeof(float));
+        memset(b->store.upper_keys, 0xff, graph->records * m * sizeof(float));
+    }
     spawn(b);
     *out = b;
     return Status::Ok;

@@ -33,6 +33,8 @@ struct Graph {
     uint32_t *upper_offset;  /* count; kNone for level 0 */
     uint32_t *upper;         /* records x m, slots */
     uint8_t *locks;          /* count, zero */
+    float *keys0;      /* null, or count x 2m: distances of links, kept from one build to the next; NaN: not known */
+    float *upper_keys; /* likewise, records x m; both or neither */
     const uint8_t *reserved; /* null, or count: nodes marked 1 get 2m - 1 links on layer 0 */
     uint32_t entry;          /* kNone: empty */
     int entry_level;
@@ -74,6 +76,7 @@ struct BuildParams {
     float max_norm;   /* InnerProduct: the largest norm of all rows, see largest_norm() */
     uint32_t threads; /* 0: everything runs inside build_poll() and build_join() */
     bool connect;     /* after the last node, link what layer 0 does not reach from the entry point */
+    bool background;  /* threads give way to others (nice 5) */
 };
 
 /* Shared with the caller's thread. `done` and `stop` may be read and set at any time. */
@@ -115,6 +118,25 @@ Status build_graph(Graph *graph, const void *rows, uint32_t first, uint32_t last
  */
 Status find_twins(const void *rows, size_t row_size, uint32_t n, uint32_t *twin_of, const Allocator &memory,
                   void (*interrupt)(void *), void *context);
+
+/*
+ * Rows by their bytes, for finding twins as rows come in. Memory (8 to 20 bytes a row) from the allocator, which may return null.
+ */
+class TwinTable {
+public:
+    /* False: no memory. */
+    bool init(uint32_t rows, const Allocator &memory);
+    /* The row that was added first with the bytes of row i, or kNone: then row i is added. `*full` is set if there is no memory. */
+    uint32_t find_or_add(const void *rows, size_t row_size, uint32_t i, bool *full);
+    void release();
+
+private:
+    bool grow(const char *data, size_t row_size);
+
+    Allocator memory_;
+    uint64_t *table_;
+    size_t capacity_, size_;
+};
 
 /* malloc; returns null when there is none. */
 extern const Allocator kHeap;

@@ -29,38 +29,93 @@ static uint64_t hash_row(const char *row, size_t bytes)
     return fold(h0 ^ 0x1d8e4e27c47d124f, h1 ^ 0xeb44accab455d165);
 }
 
+static constexpr uint64_t kFree = UINT64_MAX; /* a row number is below kNone */
+
+static size_t home(uint64_t hash, size_t capacity)
+{
+    return (hash ^ hash >> 32) & (capacity - 1);
+}
+
+static uint64_t *empty_table(size_t capacity, const Allocator &memory)
+{
+    uint64_t *table = allocate_array<uint64_t>(memory, capacity);
+    if (table)
+        memset(table, 0xff, capacity * sizeof(uint64_t));
+    return table;
+}
+
+bool TwinTable::init(uint32_t rows, const Allocator &memory)
+{
+    memory_ = memory;
+    size_ = 0;
+    capacity_ = 64;
+    while (capacity_ < size_t(rows) + rows / 4)
+        capacity_ *= 2;
+    table_ = empty_table(capacity_, memory_);
+    return table_ != nullptr;
+}
+
+void TwinTable::release()
+{
+    if (table_)
+        memory_.release(memory_.context, table_);
+    table_ = nullptr;
+}
+
+bool TwinTable::grow(const char *data, size_t row_size)
+{
+    uint64_t *larger = empty_table(2 * capacity_, memory_);
+    if (!larger)
+        return false;
+    for (size_t j = 0; j < capacity_; j++) {
+        if (table_[j] == kFree)
+            continue;
+        size_t at = home(hash_row(data + uint32_t(table_[j]) * row_size, row_size), 2 * capacity_);
+        while (larger[at] != kFree)
+            at = (at + 1) & (2 * capacity_ - 1);
+        larger[at] = table_[j];
+    }
+    memory_.release(memory_.context, table_);
+    table_ = larger;
+    capacity_ *= 2;
+    return true;
+}
+
+uint32_t TwinTable::find_or_add(const void *rows, size_t row_size, uint32_t i, bool *full)
+{
+    const char *data = static_cast<const char *>(rows);
+    if (size_ + size_ / 4 >= capacity_ && !grow(data, row_size)) {
+        *full = true;
+        return kNone;
+    }
+    const char *row = data + i * row_size;
+    uint64_t hash = hash_row(row, row_size);
+    uint32_t tag = uint32_t(hash >> 32);
+    size_t at = home(hash, capacity_);
+    for (; table_[at] != kFree; at = (at + 1) & (capacity_ - 1)) {
+        uint32_t other = uint32_t(table_[at]);
+        if (uint32_t(table_[at] >> 32) == tag && memcmp(data + other * row_size, row, row_size) == 0)
+            return other;
+    }
+    table_[at] = uint64_t(tag) << 32 | i;
+    size_++;
+    return kNone;
+}
+
 Status find_twins(const void *rows, size_t row_size, uint32_t n, uint32_t *twin_of, const Allocator &memory,
                   void (*interrupt)(void *), void *context)
 {
-    constexpr uint64_t kFree = UINT64_MAX; /* a row number is below kNone */
-    const char *data = static_cast<const char *>(rows);
-    size_t capacity = 64;
-    while (capacity < size_t(n) + n / 4)
-        capacity *= 2;
-    uint64_t *table = allocate_array<uint64_t>(memory, capacity);
-    if (!table)
+    TwinTable table;
+    if (!table.init(n, memory))
         return Status::OutOfMemory;
-    memset(table, 0xff, capacity * sizeof(uint64_t));
-    for (uint32_t i = 0; i < n; i++) {
+    bool full = false;
+    for (uint32_t i = 0; i < n && !full; i++) {
         if (interrupt && i % 4096 == 0)
             interrupt(context);
-        const char *row = data + i * row_size;
-        uint64_t hash = hash_row(row, row_size);
-        uint32_t tag = uint32_t(hash >> 32);
-        size_t at = (hash ^ hash >> 32) & (capacity - 1);
-        twin_of[i] = kNone;
-        for (; table[at] != kFree; at = (at + 1) & (capacity - 1)) {
-            uint32_t other = uint32_t(table[at]);
-            if (uint32_t(table[at] >> 32) == tag && memcmp(data + other * row_size, row, row_size) == 0) {
-                twin_of[i] = other;
-                break;
-            }
-        }
-        if (twin_of[i] == kNone)
-            table[at] = uint64_t(tag) << 32 | i;
+        twin_of[i] = table.find_or_add(rows, row_size, i, &full);
     }
-    memory.release(memory.context, table);
-    return Status::Ok;
+    table.release();
+    return full ? Status::OutOfMemory : Status::Ok;
 }
 
 } // namespace vecgpu

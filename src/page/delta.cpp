@@ -217,7 +217,7 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
 {
     const DeltaChain &chain = meta.chains[chain_number];
     if (end != nullptr)
-        *end = {chain.head_block, chain.head_sequence, chain.head_row};
+        *end = {chain.head_block, chain.head_sequence, chain.head_row, 0};
     if (chain.head_block == kNoBlock || meta.dimensions == 0)
         return true;
 
@@ -230,6 +230,7 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
     uint32_t first = chain.head_row;
     bool whole = true;
     bool stopped = false;
+    uint32_t passed = 0;
     while (block != kNoBlock && !stopped) {
         CHECK_FOR_INTERRUPTS();
         Buffer buffer = VgReadPage(index, block, BUFFER_LOCK_SHARE);
@@ -280,10 +281,11 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
         if (!whole)
             break;
         if (end != nullptr)
-            *end = {block, sequence, visited};
+            *end = {block, sequence, visited, passed};
         block = header.next_block;
         sequence = header.next_sequence;
         first = 0;
+        passed++;
     }
     if (scratch != nullptr)
         pfree(scratch);

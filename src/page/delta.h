@@ -56,6 +56,7 @@ struct DeltaEnd {
     uint32_t block;
     uint32_t sequence;
     uint32_t rows;
+    uint32_t passed; /* pages before it */
 };
 
 /*

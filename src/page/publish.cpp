@@ -108,8 +108,8 @@ void VgPublish(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *
     for (uint32_t i = 0; ends != nullptr && i < kDeltaChains; i++) {
         if (ends[i].block == kNoBlock)
             continue;
-        if (ends[i].block != chains[i].head_block)
-            chains[i].pages = 1; /* counted anew from the page where the flush stopped; see VgDeltaAppend */
+        /* A count that is off (it only steers flushes) must not wrap. */
+        chains[i].pages = chains[i].pages > ends[i].passed ? chains[i].pages - ends[i].passed : 1;
         chains[i].head_block = ends[i].block;
         chains[i].head_sequence = ends[i].sequence;
         chains[i].head_row = ends[i].rows;

@@ -232,6 +232,7 @@ struct Verifier {
             uint32_t block = chain.head_block;
             uint32_t sequence = chain.head_sequence;
             bool tail = block == kNoBlock;
+            uint32_t pages = 0;
             while (block != kNoBlock) {
                 CHECK_FOR_INTERRUPTS();
                 if (block < blocks)
@@ -249,12 +250,16 @@ struct Verifier {
                         return;
                     fail(block, "not a page of its delta chain");
                 }
+                if (!tail)
+                    pages++;
                 tail = tail || block == chain.tail_block;
                 block = header.next_block;
                 sequence = header.next_sequence;
             }
             if (!tail)
                 fail(chain.tail_block, "a delta chain does not reach its tail");
+            if (pages != chain.pages)
+                fail(0, "a delta chain has another number of pages than the metapage says");
             if (!VgDeltaScan(index, meta, i, true, VisitDelta, this, nullptr)) {
                 again = RecoveryInProgress();
                 if (again)

@@ -59,3 +59,8 @@
 #else
 #define VgRestrictSearchPath() ((void) 0)
 #endif
+
+/* Before 17, a flag says what the process is. */
+#if PG_VERSION_NUM < 170000
+#define AmBackgroundWorkerProcess() (IsBackgroundWorker)
+#endif

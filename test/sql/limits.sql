@@ -64,6 +64,14 @@ DROP FUNCTION pages;
 SELECT id FROM t ORDER BY v <-> '{0,0,0}' OFFSET 1998 LIMIT 10;
 SELECT id FROM t ORDER BY v <-> '{0,0,0}' OFFSET 2000 LIMIT 10;
 
+-- WITH TIES: the two neighbours of 10 are equally far.
+SELECT id FROM t ORDER BY v <-> '{10,0,0}' FETCH FIRST 2 ROWS WITH TIES;
+-- LIMIT from an expression, LIMIT ALL, and a LIMIT below and above a filter.
+SELECT id FROM t ORDER BY v <-> '{10.25,0,0}' LIMIT (SELECT 2);
+SELECT count(*) FROM (SELECT id FROM t ORDER BY v <-> '{10.25,0,0}' LIMIT ALL) s;
+SELECT id FROM (SELECT id, g FROM t ORDER BY v <-> '{10.25,0,0}' LIMIT 50) s WHERE g = 0 LIMIT 3;
+SELECT DISTINCT g FROM (SELECT id, g FROM t ORDER BY v <-> '{10.25,0,0}' LIMIT 3) s ORDER BY g;
+
 -- ---- a cursor goes on where it stopped, whatever runs in between ----
 BEGIN;
 DECLARE c CURSOR FOR SELECT id FROM t WHERE id <= 1000 ORDER BY v <-> '{0,0,0}';

@@ -59,7 +59,9 @@ SET search_path = '';
 SELECT id FROM public.t ORDER BY v OPERATOR(elsewhere.<->) '{500.25,0,0}' LIMIT 2;
 SELECT pg_catalog.pg_get_indexdef('public.t_ip'::pg_catalog.regclass);
 -- It cannot go while there are indexes; CASCADE takes them along.
+\set VERBOSITY terse
 DROP EXTENSION vecgpu;
+\set VERBOSITY default
 SET client_min_messages = warning;
 DROP EXTENSION vecgpu CASCADE;
 RESET client_min_messages;

@@ -17,7 +17,7 @@ my $rounds = $ENV{VECGPU_DAMAGE_ROUNDS} // 6;
 srand($seed);
 
 my $version = (split /\./, (`pg_config --version` =~ /(\d[\d.]*)/)[0])[0];
-my $node = vg_node('damage', conf => "restart_after_crash = off\n", $version >= 18 ? (extra => ['--no-data-checksums']) : ());
+my $node = vg_node('damage', conf => "restart_after_crash = on\n", $version >= 18 ? (extra => ['--no-data-checksums']) : ());
 
 sub sql { return $node->safe_psql('postgres', $_[0]) }
 
@@ -54,7 +54,7 @@ for my $copy (1 .. $copies)
         sql("CREATE INDEX ${table}_v ON $table USING vecgpu (v $class) WITH ($with); DELETE FROM $table WHERE id % 3 = 0");
         sql("VACUUM $table");    # rebuilds, and parks the old graph
         sql("SET vecgpu.flush_rows = 0;
-            INSERT INTO $table SELECT 10000 + i, uvec(i % 50, $dimensions) FROM generate_series(1, $rows / 10) i;
+            INSERT INTO $table SELECT 10000 + i, uvec(i % 50, $dimensions) FROM generate_series(1, $rows / 3) i;
             SELECT vecgpu_flush('${table}_v');
             DELETE FROM $table WHERE id % 11 = 0;");
         sql("VACUUM $table");    # dead nodes that stay
@@ -188,7 +188,6 @@ sub script
     my $base = 100000 + 1000 * $round;
     my $q    = "(SELECT uvec($round, $d))";
     return qq{
-\\warn MUTANT $name $table->{what}
 \\warn STEP check
 SELECT vecgpu_check('${name}_v');
 \\warn STEP use
@@ -208,12 +207,15 @@ INSERT INTO $name SELECT $base + 100 + i, uvec(i * 5, $d) FROM generate_series(1
 DELETE FROM $name WHERE id % 4 = $round % 4;
 VACUUM (INDEX_CLEANUP on) $name;
 SELECT vecgpu_flush('${name}_v');
+\warn STEP last check
 SELECT vecgpu_check('${name}_v');
+\warn STEP use
 SELECT id FROM $name ORDER BY v $operator $q LIMIT 10;
 };
 }
 
-my %path = map { $_->{name} => $node->data_dir . '/' . sql("SELECT pg_relation_filepath('$_->{name}_v')") } @tables;
+$_->{path} = sql("SELECT pg_relation_filepath('$_->{name}_v')") for @tables;
+my %path = map { $_->{name} => $node->data_dir . "/$_->{path}" } @tables;
 $node->stop;
 my %whole = map { $_ => slurp_binary($path{$_}) } keys %path;
 my ($mutants, %states, @wrong, @missed) = (0);
@@ -232,7 +234,39 @@ sub slurp_binary
     return $bytes;
 }
 
-ROUND: for my $round (1 .. $rounds)
+sub start_on
+{
+    my ($table, $round) = @_;
+    my $text = "\\set VERBOSITY verbose\nSET client_min_messages = error; LOAD 'vecgpu'; SET vecgpu.flush_rows = 0;\n"
+      . "SET statement_timeout = '4s'; SET enable_seqscan = off; SET enable_sort = off; SET maintenance_work_mem = '8MB';\n";
+    $table->{session} = vg_session($node, $text . script($table, $round) . "\\warn END\n", stop_on_error => 0);
+    return $table;
+}
+
+sub read_errors
+{
+    my ($table, $round) = @_;
+    my (undef, undef, $err) = vg_finish($table->{session});
+    my $mutant = "round $round, $table->{name} $table->{what}";
+    my ($step, $noticed, %said) = ('', 0);
+    for my $line (split /\n/, $err)
+    {
+        $step = $1 if $line =~ /^STEP (.*)/;
+        my ($state, $text) = $line =~ /(?:ERROR|FATAL|PANIC):\s+(\w{5}): (.*)/ or next;
+        $states{$state}++;
+        $noticed = 1 if $step eq 'check';
+        # data_corrupted, index_corrupted; wrong sizes that meet ordinary limits
+        next if $state =~ /^(XX001|XX002|22000|53200|54000)$/ || $said{$state}++;
+        # A wrong TID leads to a block that the table does not have: PostgreSQL's own answer, with whatever SQLSTATE.
+        next if $step eq 'use' && $text =~ /^could not open file "(base[^".]*)[^"]*" \(target block/ && $1 ne $table->{path};
+        push @wrong, "$mutant: $state $text";
+    }
+    push @wrong,  "$mutant: the session did not come to its end" if $err !~ /^END$/m;
+    push @missed, $mutant if $table->{must} && !$noticed && $err =~ /^END$/m;
+    return;
+}
+
+for my $round (1 .. $rounds)
 {
     for my $table (@tables)
     {
@@ -244,53 +278,22 @@ ROUND: for my $round (1 .. $rounds)
         $mutants++;
     }
     $node->start;
-    my @sessions;
-    for my $half (0, 1)
+    # Two at a time, each with a session of its own: what one damaged index does to its session is not mixed with the next.
+    my @waiting = @tables;
+    my @running;
+    while (@waiting || @running)
     {
-        my $text = "\\set VERBOSITY verbose\nSET client_min_messages = error; LOAD 'vecgpu'; SET vecgpu.flush_rows = 0;\n"
-          . "SET statement_timeout = '30s'; SET enable_seqscan = off; SET enable_sort = off; SET maintenance_work_mem = '8MB';\n";
-        $text .= script($tables[$_], $round) for grep { $_ % 2 == $half } 0 .. $#tables;
-        push @sessions, vg_session($node, $text . "\\warn END\n", stop_on_error => 0);
+        push @running, start_on(shift @waiting, $round) while @waiting && @running < 2;
+        read_errors(shift @running, $round);
     }
-    for my $session (@sessions)
-    {
-        my (undef, undef, $err) = vg_finish($session);
-        my ($mutant, $step, %noticed) = ('', '');
-        for my $line (split /\n/, $err)
-        {
-            if ($line =~ /^MUTANT (.*)/) { $mutant = $1; $step = ''; }
-            elsif ($line =~ /^STEP (.*)/) { $step = $1; }
-            elsif ($line =~ /(ERROR|FATAL|PANIC):\s+(\w{5}): (.*)/)
-            {
-                $states{$2}++;
-                $noticed{ (split / /, $mutant)[0] } = 1 if $step eq 'check';
-                # data_corrupted, index_corrupted; wrong sizes that meet ordinary limits
-                push @wrong, "round $round, $mutant: $2 $3" if $2 !~ /^(XX001|XX002|22000|53200|54000)$/;
-            }
-            elsif ($line =~ /connection to server was lost|server closed the connection/)
-            {
-                push @wrong, "round $round, $mutant: the server is gone";
-            }
-        }
-        push @wrong, "round $round: a session did not come to its end after $mutant" if $err !~ /^END$/m;
-        for my $table (@tables)
-        {
-            push @missed, "round $round, $table->{name} $table->{what}"
-              if $table->{must} && $err =~ /^MUTANT $table->{name} /m && !$noticed{ $table->{name} };
-        }
-    }
-    if ($node->psql('postgres', 'SELECT 1') != 0)
-    {
-        push @wrong, "the server does not answer after round $round";
-        last ROUND;
-    }
+    $node->poll_query_until('postgres', 'SELECT true') or die "the server does not come back after round $round";
     $node->stop if $round < $rounds;
 }
 note("$mutants damaged indexes, seed $seed, errors: " . join(', ', map { "$_ $states{$_}" } sort keys %states));
 is(join("\n", splice(@wrong, 0, 20)), '', "$mutants damaged indexes give clean errors only");
 is(join("\n", splice(@missed, 0, 20)), '', 'vecgpu_check notices each page that is lost');
 cmp_ok($states{XX002} // 0, '>', $mutants / 10, 'index_corrupted was reported');
-vg_log_clean($node, 'no crash', allow => 'ERROR:|WARNING:|invalid page|system was not properly');
+vg_log_clean($node, 'no crash', allow => 'ERROR:|WARNING:');
 
 # REINDEX heals all of them.
 for my $table (grep { $_->{name} =~ /_1$/ } @tables)

@@ -48,7 +48,7 @@ static Rows random_rows(uint32_t n, uint32_t dimensions, uint64_t seed)
 
 static BuildParams make_params(const Rows &rows, Metric metric, uint32_t ef_construction, uint32_t threads)
 {
-    BuildParams params = {metric, rows.storage, rows.dimensions, ef_construction, 0, threads, true};
+    BuildParams params = {metric, rows.storage, rows.dimensions, ef_construction, 0, threads, true, false};
     if (metric == Metric::InnerProduct) {
         std::vector<float> scratch(rows.dimensions);
         params.max_norm = largest_norm(rows.storage, rows.data(), rows.n, rows.dimensions, scratch.data());
