@@ -108,10 +108,11 @@ uint64_t FlushBatch(Relation index, bool *more, GraphCache *cache)
     VgPublish(index, &meta, ends, &changed);
     if (threads && cache != nullptr)
         VgGraphCachePublished(cache, meta);
+    bool freed = false;
     for (uint32_t chain = 0; chain < kDeltaChains; chain++)
-        if (before[chain].head_block != ends[chain].block)
-            VgDeltaFree(index, before[chain], ends[chain].block, row_size);
-    IndexFreeSpaceMapVacuum(index); /* else the freed pages are found only after the next VACUUM */
+        freed |= VgDeltaFree(index, before[chain], ends[chain], row_size);
+    if (freed)
+        IndexFreeSpaceMapVacuum(index); /* else the freed pages are found only after the next VACUUM */
     *more = batch.count == batch.limit;
     return batch.count;
 }

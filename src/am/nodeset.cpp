@@ -253,8 +253,13 @@ void VgExtendGraph(NodeSet *set, uint32_t last, uint64_t records)
 void VgInsertNodes(NodeSet *set, uint32_t first, uint32_t last, bool connect)
 {
     const Meta *meta = set->meta;
-    BuildParams params = {meta->metric,  meta->storage,           meta->dimensions, meta->ef_construction,
-                          set->max_norm, ThreadCount(last - first), connect,            set->background};
+    /*
+     * Threads do not see each other's nodes while they insert them, so each works on a graph that lags a little: m more
+     * candidates make up for what that costs in recall.
+     */
+    uint32_t ef_construction = static_cast<uint32_t>(meta->ef_construction) + meta->m;
+    BuildParams params = {meta->metric,  meta->storage,           meta->dimensions, ef_construction,
+                          set->max_norm, ThreadCount(last - first), connect,          set->background};
     BuildControl control;
     Builder *builder;
     if (build_start(&builder, &set->graph, set->rows->base, first, last, params, &control) == Status::OutOfMemory)

@@ -98,8 +98,7 @@ void VgRebuild(Relation index)
     VgParkExtents(index, retired, count);
     uint32_t row_size = set->row_size;
     for (uint32_t chain = 0; chain < kDeltaChains; chain++)
-        if (before[chain].head_block != ends[chain].block)
-            VgDeltaFree(index, before[chain], ends[chain].block, row_size);
+        VgDeltaFree(index, before[chain], ends[chain], row_size);
     IndexFreeSpaceMapVacuum(index);
     VgFreeNodeSet(set);
     MemoryContextSwitchTo(old);

@@ -186,6 +186,8 @@ void Start(IndexScanDesc scan)
     Demand demand = VgDemandOf(scan);
     if (demand.rows > ef)
         ef = demand.rows;
+    DeltaChain stale = {kNoBlock, 0, 0, kNoBlock, 0, 0};
+    uint32_t stale_chain = 0;
     double fetched = static_cast<double>(demand.rows) / demand.passing;
     for (;;) {
         CHECK_FOR_INTERRUPTS();
@@ -199,10 +201,18 @@ void Start(IndexScanDesc scan)
         so->delta_capacity = 64;
         so->delta = static_cast<Hit *>(palloc(sizeof(Hit) * so->delta_capacity));
         bool whole = true;
-        for (uint32_t chain = 0; chain < kDeltaChains && whole; chain++)
+        uint32_t chain = 0;
+        for (; chain < kDeltaChains && whole; chain++) {
+            /* A page is freed only after its chain's head moved on; if it did not, the page is damaged. */
+            if (stale.head_block != kNoBlock && chain == stale_chain &&
+                memcmp(&stale, &so->meta.chains[chain], offsetof(DeltaChain, tail_block)) == 0)
+                VgCorrupt(index, stale.head_block, "the delta chain that starts here is broken");
             whole = VgDeltaScan(index, so->meta, chain, so->query != nullptr, AddDelta, so, nullptr);
+        }
         if (whole)
             break;
+        stale_chain = chain - 1;
+        stale = so->meta.chains[stale_chain];
         MemoryContextReset(so->context);
         if (vector.data != nullptr)
             vector = so->opclass->read(scan->orderByData->sk_argument);

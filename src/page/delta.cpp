@@ -228,12 +228,14 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
     uint32_t block = chain.head_block;
     uint32_t sequence = chain.head_sequence;
     uint32_t first = chain.head_row;
+    RecentBuffers *recent = VgRecentBuffers(index);
     bool whole = true;
     bool stopped = false;
     uint32_t passed = 0;
     while (block != kNoBlock && !stopped) {
         CHECK_FOR_INTERRUPTS();
-        Buffer buffer = VgReadPage(index, block, BUFFER_LOCK_SHARE);
+        Buffer buffer = VgReadRecent(index, recent, block);
+        LockBuffer(buffer, BUFFER_LOCK_SHARE);
         Page page = BufferGetPage(buffer);
         if (!IsDelta(page, chain_number, sequence)) {
             UnlockReleaseBuffer(buffer);
@@ -245,6 +247,8 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
             UnlockReleaseBuffer(buffer);
             VgCorrupt(index, block, "more delta rows than fit on a page");
         }
+        if (header.next_block != kNoBlock)
+            VgPrefetch(recent, header.next_block, 0, 512);
         if (scratch != nullptr) {
             memcpy(copy.data, page, kPageBytes);
             LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
@@ -368,12 +372,35 @@ uint64_t VgDeltaVacuum(Relation index, IndexBulkDeleteCallback callback, void *s
     return kept;
 }
 
-void VgDeltaFree(Relation index, const DeltaChain &from, uint32_t to_block, uint32_t row_size)
+/* Frees the overflow pages of rows [0, rows) of a delta page, of which `page` is a copy. */
+static void FreeOverflow(Relation index, Page page, uint32_t rows, uint32_t stride)
+{
+    for (uint32_t i = 0; i < rows; i++) {
+        OverflowPointer next;
+        memcpy(&next, RowsOf(page) + static_cast<size_t>(i) * stride + sizeof(DeltaRow), sizeof(next));
+        while (next.block != kNoBlock) {
+            Buffer buffer = VgReadPage(index, next.block, BUFFER_LOCK_SHARE);
+            Page content = BufferGetPage(buffer);
+            bool ours = VgPageIs(content, PageKind::Overflow) && Trailer(content)->sequence == next.sequence;
+            OverflowHeader link = {kNoBlock, 0};
+            if (ours)
+                memcpy(&link, Payload(content), sizeof(link));
+            UnlockReleaseBuffer(buffer);
+            if (!ours)
+                break; /* freed by an earlier flush of the same page */
+            VgFreePage(index, next.block);
+            next = {link.next_block, link.next_sequence};
+        }
+    }
+}
+
+bool VgDeltaFree(Relation index, const DeltaChain &from, const DeltaEnd &to, uint32_t row_size)
 {
     uint32_t block = from.head_block;
     uint32_t sequence = from.head_sequence;
     uint32_t stride = delta_stride(row_size);
-    while (block != kNoBlock && block != to_block) {
+    bool freed = false;
+    while (block != kNoBlock && (block != to.block || delta_overflows(row_size))) {
         Buffer buffer = VgReadPage(index, block, BUFFER_LOCK_SHARE);
         Page page = BufferGetPage(buffer);
         if (!VgPageIs(page, PageKind::Delta) || Trailer(page)->sequence != sequence)
@@ -382,27 +409,17 @@ void VgDeltaFree(Relation index, const DeltaChain &from, uint32_t to_block, uint
         memcpy(copy.data, page, kPageBytes);
         UnlockReleaseBuffer(buffer);
         DeltaHeader header = *HeaderOf(copy.data);
-        for (uint32_t i = 0; delta_overflows(row_size) && i < header.rows; i++) {
-            OverflowPointer next;
-            memcpy(&next, RowsOf(copy.data) + static_cast<size_t>(i) * stride + sizeof(DeltaRow), sizeof(next));
-            while (next.block != kNoBlock) {
-                Buffer part = VgReadPage(index, next.block, BUFFER_LOCK_SHARE);
-                Page content = BufferGetPage(part);
-                bool ours = VgPageIs(content, PageKind::Overflow) && Trailer(content)->sequence == next.sequence;
-                OverflowHeader link = {kNoBlock, 0};
-                if (ours)
-                    memcpy(&link, Payload(content), sizeof(link));
-                UnlockReleaseBuffer(part);
-                if (!ours)
-                    break; /* freed already by an interrupted flush */
-                VgFreePage(index, next.block);
-                next = {link.next_block, link.next_sequence};
-            }
-        }
+        bool last = block == to.block;
+        if (delta_overflows(row_size))
+            FreeOverflow(index, copy.data, last ? to.rows : header.rows, stride);
+        if (last)
+            break;
         VgFreePage(index, block);
+        freed = true;
         block = header.next_block;
         sequence = header.next_sequence;
     }
+    return freed || delta_overflows(row_size);
 }
 
 } // namespace vecgpu

@@ -69,8 +69,11 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain, bool with_vec
 /* Marks rows dead for which the callback says so. Returns rows kept; *removed counts the others. Structure lock held. */
 uint64_t VgDeltaVacuum(Relation index, IndexBulkDeleteCallback callback, void *state, uint64_t *removed);
 
-/* Frees the pages of a chain from `from` up to, not including, `to` (pages that a publish has cut off). */
-void VgDeltaFree(Relation index, const DeltaChain &from, uint32_t to_block, uint32_t row_size);
+/*
+ * Frees what a publish has cut off: the pages from the head `from` up to the page `to`, and the overflow pages of the rows before
+ * `to`. A reader that still wants one of them sees that its sequence is another. True if anything was freed.
+ */
+bool VgDeltaFree(Relation index, const DeltaChain &from, const DeltaEnd &to, uint32_t row_size);
 
 /* Rows that wait (dead ones included), by reading the page headers. */
 uint64_t VgDeltaRows(Relation index, const Meta &meta);

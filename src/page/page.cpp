@@ -47,6 +47,9 @@ bool VgPageIs(Page page, PageKind kind, uint16_t region)
 
 Buffer VgReadPage(Relation index, BlockNumber block, int mode)
 {
+    /* Numbers of blocks come from pages, and a damaged one is not to be mistaken for a missing file. */
+    if (block != 0 && block >= RelationGetNumberOfBlocks(index))
+        VgCorrupt(index, block, "the block lies beyond the end of the file");
     Buffer buffer = ReadBuffer(index, block);
     LockBuffer(buffer, mode);
     return buffer;

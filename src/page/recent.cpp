@@ -22,6 +22,13 @@ struct Entry {
 
 HTAB *table = nullptr;
 
+/* A block that was read before exists; of others a damaged page may have told us. */
+void CheckBlock(Relation index, BlockNumber block)
+{
+    if (block >= RelationGetNumberOfBlocks(index))
+        VgCorrupt(index, block, "the block lies beyond the end of the file");
+}
+
 } // namespace
 
 RecentBuffers *VgRecentBuffers(Relation index)
@@ -59,13 +66,17 @@ RecentBuffers *VgRecentBuffers(Relation index)
 
 Buffer VgReadRecent(Relation index, RecentBuffers *recent, BlockNumber block)
 {
-    if (recent == nullptr || block >= recent->capacity)
+    if (recent == nullptr || block >= recent->capacity) {
+        CheckBlock(index, block);
         return ReadBuffer(index, block);
+    }
     Buffer last = recent->buffer[block];
     /* ReadRecentBuffer() does not count as a use for the replacement of buffers: now and then go the usual way. */
     if (last != InvalidBuffer && ++recent->reads % kTouchEvery != 0 &&
         ReadRecentBuffer(VgLocatorOf(index), MAIN_FORKNUM, block, last))
         return last;
+    if (last == InvalidBuffer)
+        CheckBlock(index, block);
     Buffer buffer = ReadBuffer(index, block);
     recent->buffer[block] = buffer;
     return buffer;

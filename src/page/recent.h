@@ -20,7 +20,7 @@ struct RecentBuffers {
 /* The numbers for an index, kept for the life of the backend; null for temporary and very large ones. */
 RecentBuffers *VgRecentBuffers(Relation index);
 
-/* As ReadBuffer(). `recent` may be null. */
+/* As ReadBuffer(), with an error for a block beyond the end of the file. `recent` may be null. */
 Buffer VgReadRecent(Relation index, RecentBuffers *recent, BlockNumber block);
 
 /* Asks the CPU for `bytes` bytes at `offset` of a page, its trailer and its buffer header, if the page was seen before. */

@@ -235,7 +235,7 @@ struct Verifier {
             uint32_t pages = 0;
             while (block != kNoBlock) {
                 CHECK_FOR_INTERRUPTS();
-                if (block < blocks)
+                if (block < blocks || block >= RelationGetNumberOfBlocks(index))
                     own(block); /* else it was added after we looked */
                 Buffer buffer = VgReadPage(index, block, BUFFER_LOCK_SHARE);
                 Page page = BufferGetPage(buffer);
@@ -303,15 +303,20 @@ void VgVerify(Relation index)
         VgLockStructure(index);
     MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "vecgpu check", ALLOCSET_DEFAULT_SIZES);
     MemoryContext old = MemoryContextSwitchTo(context);
-    bool again = true;
-    while (again) {
+    uint64_t seen = 0;
+    for (;;) {
         CHECK_FOR_INTERRUPTS();
         MemoryContextReset(context);
         Verifier verifier;
         memset(static_cast<void *>(&verifier), 0, sizeof(verifier));
         verifier.index = index;
         verifier.run();
-        again = verifier.again;
+        if (!verifier.again)
+            break;
+        /* Pages are freed only after a publish: if there was none, this is no race with replay. */
+        if (verifier.meta.epoch == seen)
+            VgCorrupt(index, 0, "a delta chain is broken");
+        seen = verifier.meta.epoch;
     }
     MemoryContextSwitchTo(old);
     MemoryContextDelete(context);

@@ -207,9 +207,9 @@ INSERT INTO $name SELECT $base + 100 + i, uvec(i * 5, $d) FROM generate_series(1
 DELETE FROM $name WHERE id % 4 = $round % 4;
 VACUUM (INDEX_CLEANUP on) $name;
 SELECT vecgpu_flush('${name}_v');
-\warn STEP last check
+\\warn STEP last check
 SELECT vecgpu_check('${name}_v');
-\warn STEP use
+\\warn STEP use
 SELECT id FROM $name ORDER BY v $operator $q LIMIT 10;
 };
 }
