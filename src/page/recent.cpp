@@ -3,10 +3,6 @@
  */
 #include "page/recent.h"
 
-extern "C" {
-#include <storage/buf_internals.h>
-}
-
 namespace vecgpu {
 
 namespace {

@@ -61,6 +61,7 @@ extern "C" {
 #include <pgstat.h>
 #include <postmaster/bgworker.h>
 #include <postmaster/interrupt.h>
+#include <storage/buf_internals.h>
 #include <storage/bufmgr.h>
 #include <storage/fd.h>
 #include <storage/freespace.h>
