@@ -120,16 +120,20 @@ void LoadGraph(const Regions &regions, NodeSet *set)
         graph->levels[slot] = 0;
         graph->upper_offset[slot] = kNone;
     }
+    /* What the threads index by must be right, however damaged a page is: levels 1, 2, … of a node, one after the other. */
     ForRecords(regions, Region::Upper, meta.upper, [&](uint32_t number, const uint8_t *at) {
         UpperRecord record;
         memcpy(&record, at, sizeof(record));
-        if (record.slot >= meta.nodes || record.level < 1 || record.level > kMaxLevel)
-            VgCorrupt(regions.index, 0, "an upper record names no node or no level");
+        if (record.slot >= meta.nodes || record.level < 1 || record.level > kMaxLevel ||
+            graph->levels[record.slot] != record.level - 1 ||
+            (record.level > 1 && slot_of_record[number - 1] != record.slot))
+            VgCorrupt(regions.index, region_block(Directory(regions, Region::Upper),
+                                                  record_address(Shape(regions, Region::Upper), number).page),
+                      "upper records of a node are not consecutive");
         slot_of_record[number] = record.slot;
         if (record.level == 1)
             graph->upper_offset[record.slot] = number;
-        if (graph->levels[record.slot] < record.level)
-            graph->levels[record.slot] = record.level;
+        graph->levels[record.slot] = record.level;
     });
     ForRecords(regions, Region::Upper, meta.upper, [&](uint32_t number, const uint8_t *at) {
         UpperRecord record;
@@ -154,6 +158,8 @@ void LoadGraph(const Regions &regions, NodeSet *set)
     if (meta.entry_handle != kNone) {
         graph->entry_level = meta.entry_level;
         graph->entry = meta.entry_level == 0 ? meta.entry_handle : slot_of_record[meta.entry_handle];
+        if (graph->levels[graph->entry] < meta.entry_level)
+            VgCorrupt(regions.index, 0, "the entry point is on another level");
     }
     pfree(slot_of_record);
 }

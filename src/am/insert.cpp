@@ -48,16 +48,23 @@ uint32_t SetDimensions(Relation index, uint32_t dimensions)
 }
 
 /*
- * Writers that outrun the flushes would make every search pay: the more waits, the longer a writer pauses after each page. It
- * starts at three times vecgpu.flush_rows, which a flush in progress lets gather anyway, and never stops anyone.
+ * Writers that outrun the flushes would make every search pay: the more rows wait (`load` is their number by that of
+ * vecgpu.flush_rows), the longer a writer pauses after each page that it adds. A burst goes through: pauses begin when more
+ * than twice flush_rows wait, and then hold the writers to what the flushes manage until the writing has ebbed away.
  */
 void Throttle(double load)
 {
-    constexpr double start = 3;
+    constexpr double burst = 2.2, steady = 1.2, ebb = 0.5;
     constexpr long longest = 200; /* ms */
+    static bool limited = false;
+    if (load > burst)
+        limited = true;
+    else if (load < ebb)
+        limited = false;
+    double start = limited ? steady : burst;
     if (load <= start)
         return;
-    double pause = 4 * (load - start) * (load - start);
+    double pause = 40 * (load - start) * (load - start);
     long ms = pause > longest ? longest : static_cast<long>(pause);
     if (ms < 1)
         return;

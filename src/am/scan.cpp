@@ -1,8 +1,8 @@
 /*
  * scan.cpp: ORDER BY column <operator> query.
  *
- * A scan works with one copy of the metapage. It reads the delta of that copy first, with exact keys, and then merges the
- * sorted delta with the stream of graph nodes (core/search.h). Because a flush moves rows from the delta to the graph in
+ * A scan works with one copy of the metapage. It reads the delta of that copy first, with exact keys, and then merges
+ * the delta, nearest first, with the stream of graph nodes (core/search.h). Because a flush moves rows from the delta to the graph in
  * one WAL record of the metapage, a row is in exactly one of the two for every copy (src/README.md).
  *
  * Rows come out by (key, TID). A node that the graph finds after a farther row went out is missed: it waits, and comes out after
@@ -53,8 +53,8 @@ struct Scan {
     Stream<PageSource> stream;
     float *query; /* null: a NULL query, rows in any order */
 
-    Hit *delta;
-    uint32_t delta_count, delta_next, delta_capacity;
+    Hit *delta; /* min-heap: few of its rows are ever asked for */
+    uint32_t delta_count, delta_capacity;
 
     bool head_ready, head_done; /* next node of the stream */
     uint32_t head_slot;
@@ -103,6 +103,12 @@ bool HitLess(const Hit &a, const Hit &b)
     return RowLess(a.row, b.row);
 }
 
+/* For std heaps, whose top is the greatest. */
+bool HitGreater(const Hit &a, const Hit &b)
+{
+    return HitLess(b, a);
+}
+
 /*
  * The operator's value as the final order needs it. A key is a float32; the operator's value is a double that two rows of
  * equal key may differ in: under cosine always, elsewhere where the sum of squares left the range of float32.
@@ -113,7 +119,6 @@ bool IsCoarse(const vecgpu::Query &query, float key)
            (query.metric == Metric::Cosine || key >= FLT_MAX || key <= -FLT_MAX || std::fabs(key) < 1e-29f);
 }
 
-/* For std heaps, whose top is the greatest. */
 bool ExactGreater(const ExactHit &a, const ExactHit &b)
 {
     bool a_undefined = std::isnan(a.distance);
@@ -197,7 +202,7 @@ void Start(IndexScanDesc scan)
             so->query = const_cast<float *>(vector.data);
         }
         so->source.init(index, &so->meta, so->query);
-        so->delta_count = so->delta_next = 0;
+        so->delta_count = 0;
         so->delta_capacity = 64;
         so->delta = static_cast<Hit *>(palloc(sizeof(Hit) * so->delta_capacity));
         bool whole = true;
@@ -217,7 +222,7 @@ void Start(IndexScanDesc scan)
         if (vector.data != nullptr)
             vector = so->opclass->read(scan->orderByData->sk_argument);
     }
-    std::sort(so->delta, so->delta + so->delta_count, HitLess);
+    std::make_heap(so->delta, so->delta + so->delta_count, HitGreater);
 
     Allocator memory = {so->context, Allocate, Release};
     /* Past a quarter of the nodes, looking at all of them in order is cheaper than to walk on. */
@@ -344,7 +349,7 @@ bool FillGroup(IndexScanDesc scan)
     while (so->group_count == 0) {
         FetchHead(so);
         bool graph = so->head_ready;
-        bool delta = so->delta_next < so->delta_count;
+        bool delta = so->delta_count > 0;
         if (!graph && !delta) {
             if (so->missed_next == so->missed_count)
                 return false;
@@ -355,11 +360,13 @@ bool FillGroup(IndexScanDesc scan)
             continue;
         }
         float group_key = graph ? so->head_key : FLT_MAX;
-        if (delta && (!graph || so->delta[so->delta_next].key < group_key))
-            group_key = so->delta[so->delta_next].key;
+        if (delta && (!graph || so->delta[0].key < group_key))
+            group_key = so->delta[0].key;
         so->last_key = group_key;
-        while (so->delta_next < so->delta_count && so->delta[so->delta_next].key <= group_key)
-            AddToGroup(so, so->delta[so->delta_next++]);
+        while (so->delta_count > 0 && so->delta[0].key <= group_key) {
+            std::pop_heap(so->delta, so->delta + so->delta_count, HitGreater);
+            AddToGroup(so, so->delta[--so->delta_count]);
+        }
         while (so->head_ready && so->head_key <= group_key && so->group_count < kMaxGroup) {
             AddNode(scan, so->head_slot, so->head_key);
             so->head_ready = false;

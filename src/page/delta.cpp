@@ -229,6 +229,7 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
     uint32_t sequence = chain.head_sequence;
     uint32_t first = chain.head_row;
     RecentBuffers *recent = VgRecentBuffers(index);
+    uint32_t ahead = (1024 + stride - 1) / stride * stride; /* bytes to be on their way: some rows of at least a kilobyte */
     bool whole = true;
     bool stopped = false;
     uint32_t passed = 0;
@@ -247,8 +248,9 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
             UnlockReleaseBuffer(buffer);
             VgCorrupt(index, block, "more delta rows than fit on a page");
         }
+        /* Rows are read once, in order, but each page begins a run of its own: ask for the next rows and for the next page's first. */
         if (header.next_block != kNoBlock)
-            VgPrefetch(recent, header.next_block, 0, 512);
+            VgPrefetch(recent, header.next_block, kPageHeaderBytes, ahead < kPayloadBytes ? ahead : kPayloadBytes);
         if (scratch != nullptr) {
             memcpy(copy.data, page, kPageBytes);
             LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
@@ -257,6 +259,8 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
         uint32_t visited = first > header.rows ? header.rows : first;
         for (uint32_t i = first; i < header.rows; i++) {
             const uint8_t *at = RowsOf(page) + static_cast<size_t>(i) * stride;
+            for (uint32_t line = 0; line < stride && with_vectors; line += 64)
+                __builtin_prefetch(at + ahead + line);
             DeltaVisit visit;
             memcpy(&visit.id, at, sizeof(RowId));
             memcpy(&visit.meta, at + sizeof(RowId), sizeof(uint16_t));
