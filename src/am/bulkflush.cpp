@@ -5,6 +5,7 @@
 
 #include "am/nodeset.h"
 #include "am/pagestore.h"
+#include "page/allocator.h"
 #include "page/overlay.h"
 
 namespace vecgpu {
@@ -202,17 +203,6 @@ void WriteChanged(const Regions &regions, Region region, uint32_t count, uint64_
     }
 }
 
-void *TryAllocate(void *context, size_t bytes)
-{
-    return MemoryContextAllocExtended(static_cast<MemoryContext>(context), bytes, MCXT_ALLOC_HUGE | MCXT_ALLOC_NO_OOM);
-}
-
-void Release(void *context, void *pointer)
-{
-    (void) context;
-    pfree(pointer);
-}
-
 } // namespace
 
 /* Rows and graph of the index into a cache that holds nothing. */
@@ -239,8 +229,7 @@ static void LoadCache(Relation index, const Meta *meta, const Regions &regions, 
     VgExtendGraph(set, nodes, meta->upper); /* arrays for the nodes, to be filled from the pages */
     LoadGraph(regions, set);
 
-    Allocator memory = {context, TryAllocate, Release};
-    bool full = !cache->twins.init(nodes, memory);
+    bool full = !cache->twins.init(nodes, VgTryAllocator(context));
     for (uint32_t i = 0; i < nodes && !full; i++) {
         if (i % 4096 == 0)
             CHECK_FOR_INTERRUPTS();

@@ -127,8 +127,10 @@ bool VgInsert(Relation index, Datum *values, bool *isnull, ItemPointer tid, Rela
     uint32_t pages = VgDeltaAppend(index, RowIdOf(*tid), state->row, state->row_size, &state->cursor);
     if (pages > 0 && vg_flush_rows > 0) {
         uint64_t rows = static_cast<uint64_t>(pages) * delta_capacity(state->row_size);
-        if (rows >= static_cast<uint64_t>(vg_flush_rows))
-            VgRequestFlush(index, rows >= 4 * static_cast<uint64_t>(vg_flush_rows));
+        bool urgent = rows >= 4 * static_cast<uint64_t>(vg_flush_rows);
+        /* Every page count is seen by one writer only, so one in sixteen of a crowd asks. */
+        if (rows >= static_cast<uint64_t>(vg_flush_rows) && (urgent || pages % kDeltaChains == 0))
+            VgRequestFlush(index, urgent);
         Throttle(static_cast<double>(rows) / vg_flush_rows);
     }
     return false;

@@ -7,6 +7,7 @@
 
 #include "am/nodeset.h"
 #include "am/phases.h"
+#include "page/allocator.h"
 #include "page/region.h"
 
 namespace vecgpu {
@@ -80,17 +81,6 @@ uint8_t *VgAddRow(NodeSet *set, const RowId &id)
 
 /* ---- equal vectors ---- */
 
-static void *TryAllocate(void *context, size_t bytes)
-{
-    return MemoryContextAllocExtended(static_cast<MemoryContext>(context), bytes, MCXT_ALLOC_HUGE | MCXT_ALLOC_NO_OOM);
-}
-
-static void Release(void *context, void *pointer)
-{
-    (void) context;
-    pfree(pointer);
-}
-
 static void Interrupt(void *context)
 {
     (void) context;
@@ -105,9 +95,9 @@ static void OutOfMemory(void)
 
 static void GroupTwins(NodeSet *set)
 {
-    Allocator memory = {set->context, TryAllocate, Release};
+    Allocator memory = VgTryAllocator(set->context);
     uint32_t n = set->count;
-    uint32_t *twin_of = static_cast<uint32_t *>(TryAllocate(set->context, sizeof(uint32_t) * (static_cast<size_t>(n) + 1)));
+    uint32_t *twin_of = allocate_array<uint32_t>(memory, n);
     if (twin_of == nullptr ||
         find_twins(set->rows->base, set->row_size, n, twin_of, memory, Interrupt, nullptr) != Status::Ok)
         OutOfMemory();

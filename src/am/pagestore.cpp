@@ -3,6 +3,8 @@
  */
 #include "am/pagestore.h"
 
+#include "page/allocator.h"
+
 namespace vecgpu {
 
 namespace {
@@ -11,17 +13,6 @@ struct UpperEntry {
     uint32_t slot; /* hash key */
     uint32_t record;
 };
-
-void *Allocate(void *context, size_t bytes)
-{
-    return MemoryContextAllocHuge(static_cast<MemoryContext>(context), bytes);
-}
-
-void Release(void *context, void *pointer)
-{
-    (void) context;
-    pfree(pointer);
-}
 
 uint16_t StateOf(const Meta &meta)
 {
@@ -58,8 +49,7 @@ void PageStore::open(Relation relation, Meta *working, uint32_t rows)
         load_upper();
         if (meta->metric == Metric::InnerProduct && meta->nodes == 0)
             meta->max_norm = 0;
-        Allocator memory = {CurrentMemoryContext, Allocate, Release};
-        inserter.init(this, memory);
+        inserter.init(this, VgAllocator(CurrentMemoryContext));
     }
 }
 

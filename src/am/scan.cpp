@@ -16,6 +16,7 @@
 #include "am/heapvec.h"
 #include "am/scan.h"
 #include "core/search.h"
+#include "page/allocator.h"
 #include "page/delta.h"
 #include "page/graph.h"
 #include "planner/demand.h"
@@ -132,17 +133,6 @@ bool ExactGreater(const ExactHit &a, const ExactHit &b)
     return RowLess(b.hit.row, a.hit.row);
 }
 
-void *Allocate(void *context, size_t bytes)
-{
-    return MemoryContextAllocHuge(static_cast<MemoryContext>(context), bytes);
-}
-
-void Release(void *context, void *pointer)
-{
-    (void) context;
-    pfree(pointer);
-}
-
 Scan *ScanOf(IndexScanDesc scan)
 {
     return static_cast<Scan *>(scan->opaque);
@@ -224,14 +214,13 @@ void Start(IndexScanDesc scan)
     }
     std::make_heap(so->delta, so->delta + so->delta_count, HitGreater);
 
-    Allocator memory = {so->context, Allocate, Release};
     /* Past a quarter of the nodes, looking at all of them in order is cheaper than to walk on. */
     uint64_t sweep_after = so->meta.nodes / 4;
     if (so->query == nullptr || demand.all || VgSweepsAtOnce(so->meta, ef) || fetched > so->meta.nodes / 32.0) {
         sweep_after = 0;
         ef = 1;
     }
-    so->stream.init(&so->source, memory, static_cast<uint32_t>(ef), sweep_after);
+    so->stream.init(&so->source, VgAllocator(so->context), static_cast<uint32_t>(ef), sweep_after);
 
     so->head_ready = so->head_done = false;
     so->group_capacity = 64;

@@ -24,19 +24,46 @@ static bool IsDelta(Page page, uint32_t chain, uint32_t sequence)
 
 /* ---- append ---- */
 
-static void PutRow(Page page, const RowId &id, const uint8_t *row, uint32_t row_size, const OverflowPointer *overflow)
+struct NewRow {
+    RowId id;
+    const uint8_t *vector;
+    uint32_t size;                   /* of the vector */
+    const OverflowPointer *overflow; /* where it lies if it is too large for a page */
+};
+
+static void PutRow(Page page, const NewRow &row)
 {
     DeltaHeader *header = HeaderOf(page);
-    uint32_t stride = delta_stride(row_size);
+    uint32_t stride = delta_stride(row.size);
     uint8_t *at = RowsOf(page) + static_cast<size_t>(header->rows) * stride;
-    DeltaRow entry = {id, static_cast<uint16_t>(kRowLive | (overflow != nullptr ? kRowOverflow : 0))};
+    DeltaRow entry = {row.id, static_cast<uint16_t>(kRowLive | (row.overflow != nullptr ? kRowOverflow : 0))};
     memcpy(at, &entry, sizeof(entry));
-    if (overflow != nullptr)
-        memcpy(at + sizeof(entry), overflow, sizeof(*overflow));
+    if (row.overflow != nullptr)
+        memcpy(at + sizeof(entry), row.overflow, sizeof(*row.overflow));
     else
-        memcpy(at + sizeof(entry), row, row_size);
+        memcpy(at + sizeof(entry), row.vector, row.size);
     header->rows++;
     SetPayloadUsed(page, sizeof(DeltaHeader) + header->rows * stride);
+}
+
+static void LogRow(Relation index, Buffer buffer, const NewRow &row)
+{
+    GenericXLogState *state = GenericXLogStart(index);
+    PutRow(GenericXLogRegisterBuffer(state, buffer, 0), row);
+    GenericXLogFinish(state);
+}
+
+/* True if the page is still the tail of the chain and had room. */
+static bool AppendToTail(Relation index, uint32_t chain, const DeltaCursor &tail, const NewRow &row)
+{
+    Buffer buffer = VgReadPage(index, tail.block, BUFFER_LOCK_EXCLUSIVE);
+    Page page = BufferGetPage(buffer);
+    bool room = IsDelta(page, chain, tail.sequence) && HeaderOf(page)->next_block == kNoBlock &&
+                HeaderOf(page)->rows < delta_capacity(row.size);
+    if (room)
+        LogRow(index, buffer, row);
+    UnlockReleaseBuffer(buffer);
+    return room;
 }
 
 static uint32_t NextSequence(Relation index, uint32_t count)
@@ -87,38 +114,17 @@ uint32_t VgDeltaAppend(Relation index, const RowId &id, const uint8_t *row, uint
         overflow = &pointer;
     }
 
-    /* The usual case: the page that we know of is still the tail and has room. */
-    if (cursor->block != kNoBlock) {
-        Buffer buffer = VgReadPage(index, cursor->block, BUFFER_LOCK_EXCLUSIVE);
-        Page page = BufferGetPage(buffer);
-        if (IsDelta(page, chain, cursor->sequence) && HeaderOf(page)->next_block == kNoBlock &&
-            HeaderOf(page)->rows < capacity) {
-            GenericXLogState *state = GenericXLogStart(index);
-            PutRow(GenericXLogRegisterBuffer(state, buffer, 0), id, row, row_size, overflow);
-            GenericXLogFinish(state);
-            UnlockReleaseBuffer(buffer);
-            return 0;
-        }
-        UnlockReleaseBuffer(buffer);
-    }
-
-    /* The metapage knows the tail. Reuse it if it has room. */
+    /* The usual case: the page that we know of is still the tail and has room. Else the metapage knows the tail. */
+    NewRow added = {id, row, row_size, overflow};
+    if (cursor->block != kNoBlock && AppendToTail(index, chain, *cursor, added))
+        return 0;
     Meta meta;
     VgReadMeta(index, &meta);
-    if (meta.chains[chain].tail_block != kNoBlock &&
-        (meta.chains[chain].tail_block != cursor->block || meta.chains[chain].tail_sequence != cursor->sequence)) {
-        Buffer buffer = VgReadPage(index, meta.chains[chain].tail_block, BUFFER_LOCK_EXCLUSIVE);
-        Page page = BufferGetPage(buffer);
-        if (IsDelta(page, chain, meta.chains[chain].tail_sequence) && HeaderOf(page)->next_block == kNoBlock &&
-            HeaderOf(page)->rows < capacity) {
-            GenericXLogState *state = GenericXLogStart(index);
-            PutRow(GenericXLogRegisterBuffer(state, buffer, 0), id, row, row_size, overflow);
-            GenericXLogFinish(state);
-            UnlockReleaseBuffer(buffer);
-            *cursor = {meta.chains[chain].tail_block, meta.chains[chain].tail_sequence};
-            return 0;
-        }
-        UnlockReleaseBuffer(buffer);
+    DeltaCursor known = {meta.chains[chain].tail_block, meta.chains[chain].tail_sequence};
+    if (known.block != kNoBlock && (known.block != cursor->block || known.sequence != cursor->sequence) &&
+        AppendToTail(index, chain, known, added)) {
+        *cursor = known;
+        return 0;
     }
 
     /*
@@ -137,9 +143,7 @@ uint32_t VgDeltaAppend(Relation index, const RowId &id, const uint8_t *row, uint
             VgCorrupt(index, tail.tail_block, "not the tail of its delta chain");
         if (HeaderOf(page)->rows < capacity) {
             /* Another session with our chain added one meanwhile. Give ours back. */
-            GenericXLogState *state = GenericXLogStart(index);
-            PutRow(GenericXLogRegisterBuffer(state, tail_buffer, 0), id, row, row_size, overflow);
-            GenericXLogFinish(state);
+            LogRow(index, tail_buffer, added);
             UnlockReleaseBuffer(tail_buffer);
             UnlockReleaseBuffer(meta_buffer);
             BlockNumber unused = BufferGetBlockNumber(new_buffer);
@@ -163,7 +167,7 @@ uint32_t VgDeltaAppend(Relation index, const RowId &id, const uint8_t *row, uint
     VgInitPage(page, PageKind::Delta, 0, sequence, changed->epoch);
     DeltaHeader header = {kNoBlock, 0, 0, static_cast<uint16_t>(chain), 0};
     memcpy(HeaderOf(page), &header, sizeof(header));
-    PutRow(page, id, row, row_size, overflow);
+    PutRow(page, added);
 
     DeltaChain *entry = &changed->chains[chain];
     if (entry->head_block == kNoBlock) {
