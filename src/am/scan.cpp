@@ -65,6 +65,8 @@ struct Scan {
     uint32_t group_count, group_next, group_capacity;
     float last_key;
 
+    uint64_t unexpected; /* nodes after which the filter is not what the planner took it for */
+
     uint64_t *missed; /* nodes found too late: key bits and slot, in the order of arrival */
     uint64_t missed_count, missed_next, missed_capacity;
 
@@ -227,6 +229,7 @@ void Start(IndexScanDesc scan)
     so->group = static_cast<Hit *>(palloc(sizeof(Hit) * so->group_capacity));
     so->group_count = so->group_next = 0;
     so->last_key = -FLT_MAX;
+    so->unexpected = demand.rows > 0 && fetched < 1e15 ? 64 + 8 * static_cast<uint64_t>(fetched) : UINT64_MAX;
     so->missed = nullptr;
     so->missed_count = so->missed_next = so->missed_capacity = 0;
     so->rerank = so->meta.storage != Storage::Float32 && so->query != nullptr;
@@ -320,6 +323,12 @@ void Miss(Scan *so, uint32_t slot, float key)
 /* Looks ahead one node of the stream. */
 void FetchHead(Scan *so)
 {
+    /*
+     * A filter that goes against the query turns down row after row. From here on every row counts, and an exact pass costs less
+     * than a walk that ends who knows where.
+     */
+    if (so->stream.emitted() >= so->unexpected)
+        so->stream.sweep_soon();
     while (!so->head_ready && !so->head_done) {
         if (!so->stream.next(&so->head_slot, &so->head_key))
             so->head_done = true;

@@ -147,6 +147,23 @@ public:
 
     void clear() { head_ = end_ = first_open_ = 0; }
 
+    /* Room for `capacity` entries from here on. */
+    void reserve(uint32_t capacity, const Allocator &memory)
+    {
+        size_t room = 2 * size_t(capacity) + 16;
+        if (room <= room_)
+            return;
+        compact();
+        Packed *entries = allocate_array<Packed>(memory, room);
+        uint8_t *open = allocate_array<uint8_t>(memory, room);
+        memcpy(entries, entries_, end_ * sizeof(Packed));
+        memcpy(open, open_, end_);
+        release(memory);
+        entries_ = entries;
+        open_ = open;
+        room_ = room;
+    }
+
     uint32_t size() const { return uint32_t(end_ - head_); }
     Packed operator[](uint32_t i) const { return entries_[head_ + i]; }
     Packed last() const { return entries_[end_ - 1]; }

@@ -138,9 +138,9 @@ public:
 
     /*
      * The next node; false when every slot below count() has come out. With j nodes handed out so far, the next one goes out
-     * once the nearest t = max(ef, j + 1 + min(j, ef)) - j waiting nodes are all expanded, or no frontier is left. For
+     * once the nearest t = max(ef, j + 1 + a) - j waiting nodes are all expanded, a = max(min(j, ef), j / 2), or no frontier is left. For
      * j <= (ef - 1) / 2 that is t = ef - j: those and the j handed out are the ef nearest found so far and all are expanded,
-     * which is the stopping rule of a beam of width ef. Later rows keep a look-ahead of min(j, ef) nodes beyond themselves.
+     * which is the stopping rule of a beam of width ef. Later rows keep a look-ahead of a nodes beyond themselves.
      */
     bool next(uint32_t *slot, float *key)
     {
@@ -149,10 +149,13 @@ public:
             enter();
         }
         for (;;) {
-            uint64_t reach = emitted_ + 1 + (emitted_ < ef_ ? emitted_ : ef_);
+            uint64_t reach = emitted_ + 1 + (emitted_ < ef_ ? emitted_ : ef_ > emitted_ / 2 ? ef_ : emitted_ / 2);
             uint32_t t = uint32_t((reach > ef_ ? reach : ef_) - emitted_);
-            if (t > limit_)
+            if (t > limit_) {
                 limit_ = t;
+                if (t > ef_ + 1)
+                    near_.reserve(t + t / 2, memory_);
+            }
             if (near_.size() < t && open_.size() + done_.size() > 0)
                 refill();
             uint32_t i = near_.first_open();
