@@ -155,11 +155,13 @@ void VgGrowRegion(Relation index, Meta *meta, Region region, uint64_t records)
         return;
     needed -= directory->pages;
 
-    /* The more extents there are the larger the next one, so that the directory never fills up. */
-    uint64_t share = directory->extents < 8 ? directory->pages / 8 : directory->extents < 16 ? directory->pages / 2
-                                                                                            : directory->pages;
+    /*
+     * A quarter more, but at most 32 MB: what is taken ahead lies idle, and inserters wait while the file is extended. Only
+     * when the directory fills up the steps grow, so that it never gets full.
+     */
+    uint64_t share = directory->extents < 32 ? directory->pages / 4 : directory->pages;
     uint64_t pages = needed;
-    if (share > 4096 && directory->extents < 8) /* inserters wait while the file is extended */
+    if (share > 4096 && directory->extents < 24)
         share = 4096;
     if (pages < share)
         pages = share;

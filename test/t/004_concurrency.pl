@@ -125,9 +125,9 @@ sub mixed_load
 
 my $before = -s $node->logfile;
 mixed_load('mixed load with flush workers', 'float32', 200, 'vecgpu.flush_rows=200');
-as_good_as_new('mixed', 20, 'mixed load');
+as_good_as_new('mixed', 40, 'mixed load');
 mixed_load('mixed load, float16', 'float16', 80, 'vecgpu.flush_rows=100');
-as_good_as_new('mixed', 20, 'mixed load, float16');
+as_good_as_new('mixed', 40, 'mixed load, float16');
 vg_log_clean($node, 'mixed loads', offset => $before);
 
 # Workers do the flushing when there are slots for them: rows reach the graph although nobody flushes or vacuums.
@@ -154,9 +154,9 @@ vg_log_clean($node, 'mixed loads', offset => $before);
     is($rows, 8000, 'the index has all 8,000 rows');
     # 4 x flush_rows is the limit at which an insert flushes; some more pile up while one flushes.
     cmp_ok($waiting, '<', 4000, "inserts have flushed ($waiting rows wait)");
-    as_good_as_new('mixed', 20, 'inserts that flush by themselves');
+    as_good_as_new('mixed', 40, 'inserts that flush by themselves');
     mixed_load('mixed load without workers', 'float32', 80, 'vecgpu.flush_rows=100');
-    as_good_as_new('mixed', 20, 'mixed load without workers');
+    as_good_as_new('mixed', 40, 'mixed load without workers');
     $node->append_conf('postgresql.conf', 'max_worker_processes = 8');
     $node->restart;
 }

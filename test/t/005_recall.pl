@@ -182,6 +182,25 @@ sql(q{CREATE TABLE skewed (id int PRIMARY KEY, v real[]);
     sql('DROP TABLE skewed');
 }
 
+# ---- clusters: recall does not fall as the set grows ----
+sql(q{CREATE TABLE clusters AS SELECT i AS id, ARRAY(SELECT (4 * (hashint4extended(900000 + i % 200, j) & 65535) / 65536.0
+            + (hashint4extended(i, j) & 65535) / 65536.0)::real FROM generate_series(1, 64) j) AS v FROM generate_series(1, 20050) i;
+    CREATE TABLE cluster_probes AS SELECT id, v FROM clusters WHERE id > 20000;
+    DELETE FROM clusters WHERE id > 20000});
+{
+    my @recall;
+    for my $rows (5000, 20000)
+    {
+        sql("CREATE INDEX clusters_v ON clusters USING vecgpu (v) WHERE id <= $rows");
+        push @recall, vg_recall($node, 'clusters', 40, probes => 'cluster_probes', where => "id <= $rows");
+        cmp_ok($recall[-1], '>=', 0.9, "$rows rows in 200 clusters: recall $recall[-1] at the default ef");
+        vg_check($node, "$rows rows in 200 clusters");
+        sql('DROP INDEX clusters_v');
+    }
+    cmp_ok($recall[1], '>=', $recall[0] - 0.05, 'no drop between the sizes');
+    sql('DROP TABLE clusters');
+}
+
 # ---- filters ----
 # near: the 540 rows nearest to row 0; far: the 6,200 farthest from it; and one row in 37.
 sql(q{ALTER TABLE items ADD near bool DEFAULT false, ADD far bool DEFAULT false;
