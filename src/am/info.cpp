@@ -5,6 +5,7 @@
 
 #include "am/am.h"
 #include "page/delta.h"
+#include "page/parked.h"
 #include "page/verify.h"
 
 extern "C" {

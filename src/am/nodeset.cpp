@@ -8,6 +8,7 @@
 #include "am/nodeset.h"
 #include "am/phases.h"
 #include "page/allocator.h"
+#include "page/parked.h"
 #include "page/region.h"
 
 namespace vecgpu {
@@ -334,8 +335,10 @@ struct RegionWriter {
         extent = {0, static_cast<uint32_t>(pages)};
         if (pages > 0 && fresh)
             extent.first_block = RelationGetNumberOfBlocks(index);
-        else if (pages > 0)
+        else if (pages > 0) {
             extent = VgTakeExtent(index, region, generation, epoch, static_cast<uint32_t>(pages));
+            VgParkExtents(index, &extent, 1, true); /* until it is published, it is nobody's */
+        }
         memset(image.data, 0, kPageBytes);
     }
 

@@ -8,6 +8,7 @@
 #include "am/nodeset.h"
 #include "page/delta.h"
 #include "page/graph.h"
+#include "page/parked.h"
 
 namespace vecgpu {
 
@@ -89,13 +90,13 @@ void VgRebuild(Relation index)
     DeltaChain before[kDeltaChains];
     memcpy(before, meta->chains, sizeof(before));
 
+    VgPrepareParked(index);
     meta->generation++;
     VgWriteNodeSet(set, index, meta, false);
     ChangedBlocks changed;
     VgInitChanged(&changed);
     changed.overflow = true; /* everything is new: a mirror reloads */
-    VgPublish(index, meta, ends, &changed);
-    VgParkExtents(index, retired, count);
+    VgPublishRebuild(index, meta, ends, &changed, retired, count);
     uint32_t row_size = set->row_size;
     for (uint32_t chain = 0; chain < kDeltaChains; chain++)
         VgDeltaFree(index, before[chain], ends[chain], row_size);

@@ -8,7 +8,7 @@
 #include "am/am.h"
 #include "page/publish.h"
 #include "page/region.h"
-#include "page/verify.h"
+#include "page/parked.h"
 
 namespace vecgpu {
 

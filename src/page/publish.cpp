@@ -3,6 +3,7 @@
  */
 #include "page/publish.h"
 
+#include "page/parked.h"
 #include "page/region.h"
 
 namespace vecgpu {
@@ -50,12 +51,17 @@ static uint32_t JournalPage(uint64_t entry)
     return static_cast<uint32_t>(entry % kJournalEntries) / kJournalPerPage;
 }
 
-void VgPublish(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *changed)
+static void Publish(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *changed, const Extent *retired,
+                    uint32_t retired_count)
 {
     VgCreateJournal(index, meta);
     Buffer buffer = VgReadPage(index, 0, BUFFER_LOCK_EXCLUSIVE);
     const Meta *current = VgCheckMeta(index, BufferGetPage(buffer));
     uint64_t epoch = current->epoch + 1;
+
+    Buffer parked = InvalidBuffer;
+    if (retired != nullptr)
+        parked = VgReadPage(index, current->parked_block, BUFFER_LOCK_EXCLUSIVE);
 
     /* Ring positions that this batch writes: at most two pages. */
     uint64_t first = meta->journal_count;
@@ -72,6 +78,8 @@ void VgPublish(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *
     GenericXLogState *state = GenericXLogStart(index);
     Page meta_page = GenericXLogRegisterBuffer(state, buffer, 0);
     Meta *on_page = MetaOf(meta_page);
+    if (parked != InvalidBuffer)
+        VgSwapParked(GenericXLogRegisterBuffer(state, parked, 0), on_page, retired, retired_count);
     JournalEntry *slots[2] = {nullptr, nullptr};
     for (uint32_t i = 0; i < pages; i++) {
         if (!VgPageIs(BufferGetPage(journal[i]), PageKind::Journal))
@@ -121,9 +129,22 @@ void VgPublish(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *
     GenericXLogFinish(state);
     for (uint32_t i = 0; i < pages; i++)
         UnlockReleaseBuffer(journal[i]);
+    if (parked != InvalidBuffer)
+        UnlockReleaseBuffer(parked);
     UnlockReleaseBuffer(buffer);
     changed->count = 0;
     changed->overflow = false;
+}
+
+void VgPublish(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *changed)
+{
+    Publish(index, meta, ends, changed, nullptr, 0);
+}
+
+void VgPublishRebuild(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *changed, const Extent *retired,
+                      uint32_t count)
+{
+    Publish(index, meta, ends, changed, retired, count);
 }
 
 bool VgReadJournal(Relation index, const Meta &meta, uint64_t epoch, ChangedBlocks *changed)

@@ -26,10 +26,14 @@ void VgNoteChanged(ChangedBlocks *changed, BlockNumber block);
 /*
  * Publishes *meta (the caller's working copy: counters, entry, generation, regions, max_norm, cell_width, dimensions) under epoch
  * meta->epoch + 1, which is also set in *meta. `ends`, if not null, has kDeltaChains entries: rows before them leave the
- * delta. Fields that inserts own (chain tails, delta_sequence, parked list) are kept as they are on the page.
+ * delta. Fields that inserts own (chain tails, delta_sequence) and the parked list are kept as they are on the page.
  * Needs the structure lock.
  */
 void VgPublish(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *changed);
+
+/* The same for a rebuild: pending extents (parked.h) are in use from now on, and `retired` ones are parked, in the same record. */
+void VgPublishRebuild(Relation index, Meta *meta, const DeltaEnd *ends, ChangedBlocks *changed, const Extent *retired,
+                      uint32_t count);
 
 /* Makes the journal's pages, once per index. */
 void VgCreateJournal(Relation index, Meta *meta);

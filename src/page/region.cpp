@@ -3,6 +3,8 @@
  */
 #include "page/region.h"
 
+#include "page/parked.h"
+
 namespace vecgpu {
 
 void VgOpenRegions(Regions *regions, Relation index, const Meta *meta)
@@ -50,82 +52,64 @@ void VgReadRecord(const Regions &regions, Region region, uint32_t record, void *
 
 /* ---- extents ---- */
 
-/* Initialises consecutive pages and logs them in records of up to 32 pages; an empty page costs about 90 bytes of WAL. */
-static void FormatExtent(Relation index, Extent extent, bool is_new, Region region, uint32_t generation, uint64_t epoch)
+/*
+ * Initialises consecutive pages and logs them, an empty page at about 90 bytes of WAL. Stops early when the statement is to be
+ * canceled, without raising the error: the caller has to put the extent somewhere first. Returns the pages done.
+ */
+static uint32_t FormatExtent(Relation index, Extent extent, bool is_new, Region region, uint32_t generation,
+                             uint64_t epoch)
 {
-    for (uint32_t i = 0; i < extent.pages; i++) {
-        CHECK_FOR_INTERRUPTS();
-        Buffer buffer = ReadBufferExtended(index, MAIN_FORKNUM, is_new ? P_NEW : extent.first_block + i,
-                                           RBM_ZERO_AND_LOCK, nullptr);
-        if (BufferGetBlockNumber(buffer) != extent.first_block + i)
-            elog(ERROR, "unexpected block %u while extending index \"%s\"", BufferGetBlockNumber(buffer),
-                 RelationGetRelationName(index));
-        START_CRIT_SECTION();
-        VgInitPage(BufferGetPage(buffer), PageKind::Region, static_cast<uint16_t>(region), generation, epoch);
-        MarkBufferDirty(buffer);
-        END_CRIT_SECTION();
-        UnlockReleaseBuffer(buffer);
-    }
-    if (RelationNeedsWAL(index))
-        log_newpage_range(index, MAIN_FORKNUM, extent.first_block, extent.first_block + extent.pages, true);
-}
-
-/* Takes pages out of a parked extent that every snapshot is past, smallest fit first; false if there is none. */
-static bool TakeParked(Relation index, uint32_t pages, Extent *taken)
-{
-    Meta meta;
-    VgReadMeta(index, &meta);
-    if (meta.parked == 0 || meta.parked_block == kNoBlock)
-        return false;
-
-    Buffer meta_buffer = VgReadPage(index, 0, BUFFER_LOCK_EXCLUSIVE);
-    Buffer buffer = VgReadPage(index, meta.parked_block, BUFFER_LOCK_EXCLUSIVE);
-    if (!VgPageIs(BufferGetPage(buffer), PageKind::Parked))
-        VgCorrupt(index, meta.parked_block, "not a list of parked extents");
-    const ParkedExtent *list = reinterpret_cast<const ParkedExtent *>(Payload(BufferGetPage(buffer)));
-    int best = -1;
-    for (uint32_t i = 0; i < meta.parked; i++) {
-        if (list[i].pages >= pages && (best < 0 || list[i].pages < list[best].pages) &&
-            GlobalVisCheckRemovableFullXid(nullptr, FullTransactionIdFromU64(list[i].xid)))
-            best = static_cast<int>(i);
-    }
-    if (best >= 0) {
-        GenericXLogState *state = GenericXLogStart(index);
-        Page meta_page = GenericXLogRegisterBuffer(state, meta_buffer, 0);
-        Page page = GenericXLogRegisterBuffer(state, buffer, 0);
-        ParkedExtent *entries = reinterpret_cast<ParkedExtent *>(Payload(page));
-        taken->first_block = entries[best].first_block;
-        taken->pages = pages;
-        entries[best].first_block += pages;
-        entries[best].pages -= pages;
-        if (entries[best].pages == 0) {
-            entries[best] = entries[meta.parked - 1];
-            MetaOf(meta_page)->parked = meta.parked - 1;
+    constexpr uint32_t step = 1024;
+    uint32_t done = 0;
+    while (done < extent.pages && !QueryCancelPending && !ProcDiePending) {
+        uint32_t end = extent.pages - done < step ? extent.pages : done + step;
+        BlockNumber first = extent.first_block + done;
+        for (; done < end; done++) {
+            Buffer buffer = ReadBufferExtended(index, MAIN_FORKNUM, is_new ? P_NEW : extent.first_block + done,
+                                               RBM_ZERO_AND_LOCK, nullptr);
+            if (BufferGetBlockNumber(buffer) != extent.first_block + done)
+                elog(ERROR, "unexpected block %u while extending index \"%s\"", BufferGetBlockNumber(buffer),
+                     RelationGetRelationName(index));
+            START_CRIT_SECTION();
+            VgInitPage(BufferGetPage(buffer), PageKind::Region, static_cast<uint16_t>(region), generation, epoch);
+            MarkBufferDirty(buffer);
+            END_CRIT_SECTION();
+            UnlockReleaseBuffer(buffer);
         }
-        GenericXLogFinish(state);
+        if (RelationNeedsWAL(index)) {
+            HOLD_INTERRUPTS();
+            log_newpage_range(index, MAIN_FORKNUM, first, extent.first_block + done, true);
+            RESUME_INTERRUPTS();
+        }
     }
-    UnlockReleaseBuffer(buffer);
-    UnlockReleaseBuffer(meta_buffer);
-    return best >= 0;
+    return done;
 }
 
 Extent VgTakeExtent(Relation index, Region region, uint32_t generation, uint64_t epoch, uint32_t pages)
 {
     Extent extent;
-    if (TakeParked(index, pages, &extent)) {
-        FormatExtent(index, extent, false, region, generation, epoch);
-        return extent;
+    uint32_t done;
+    if (VgTakeParked(index, pages, &extent)) {
+        done = FormatExtent(index, extent, false, region, generation, epoch);
+    } else {
+        /* Everyone who extends this relation takes this lock, so the new blocks are consecutive. */
+        LockRelationForExtension(index, ExclusiveLock);
+        extent.first_block = RelationGetNumberOfBlocks(index);
+        extent.pages = pages;
+        if (static_cast<uint64_t>(extent.first_block) + pages >= MaxBlockNumber)
+            ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+                            errmsg("index \"%s\" cannot grow beyond %u blocks", RelationGetRelationName(index),
+                                   MaxBlockNumber)));
+        done = FormatExtent(index, extent, true, region, generation, epoch);
+        UnlockRelationForExtension(index, ExclusiveLock);
+        if (done < pages)
+            extent.pages = done;
     }
-    /* Everyone who extends this relation takes this lock, so the new blocks are consecutive. */
-    LockRelationForExtension(index, ExclusiveLock);
-    extent.first_block = RelationGetNumberOfBlocks(index);
-    extent.pages = pages;
-    if (static_cast<uint64_t>(extent.first_block) + pages >= MaxBlockNumber)
-        ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-                        errmsg("index \"%s\" cannot grow beyond %u blocks", RelationGetRelationName(index),
-                               MaxBlockNumber)));
-    FormatExtent(index, extent, true, region, generation, epoch);
-    UnlockRelationForExtension(index, ExclusiveLock);
+    if (done < pages) {
+        VgParkExtents(index, &extent, 1, false);
+        CHECK_FOR_INTERRUPTS();
+        ereport(ERROR, (errcode(ERRCODE_QUERY_CANCELED), errmsg("canceling statement due to user request")));
+    }
     return extent;
 }
 
@@ -179,50 +163,6 @@ void VgGrowRegion(Relation index, Meta *meta, Region region, uint64_t records)
     *directory = on_page->regions[static_cast<int>(region)];
     GenericXLogFinish(state);
     UnlockReleaseBuffer(buffer);
-}
-
-void VgParkExtents(Relation index, const Extent *extents, uint32_t count)
-{
-    if (count == 0)
-        return;
-    uint64_t xid = U64FromFullTransactionId(ReadNextFullTransactionId());
-
-    /* Under the structure lock nobody else sets parked_block; a new page is locked first since no one else can reach it. */
-    Meta meta;
-    VgReadMeta(index, &meta);
-    bool is_new = meta.parked_block == kNoBlock;
-    Buffer buffer = is_new ? VgTakePage(index) : InvalidBuffer;
-    Buffer meta_buffer = VgReadPage(index, 0, BUFFER_LOCK_EXCLUSIVE);
-    if (!is_new)
-        buffer = VgReadPage(index, meta.parked_block, BUFFER_LOCK_EXCLUSIVE);
-
-    GenericXLogState *state = GenericXLogStart(index);
-    Meta *on_page = MetaOf(GenericXLogRegisterBuffer(state, meta_buffer, 0));
-    Page page = GenericXLogRegisterBuffer(state, buffer, is_new ? GENERIC_XLOG_FULL_IMAGE : 0);
-    if (is_new) {
-        VgInitPage(page, PageKind::Parked, 0, 0, on_page->epoch);
-        SetPayloadUsed(page, kMaxParked * sizeof(ParkedExtent));
-        on_page->parked_block = BufferGetBlockNumber(buffer);
-    }
-    ParkedExtent *list = reinterpret_cast<ParkedExtent *>(Payload(page));
-    for (uint32_t i = 0; i < count; i++) {
-        if (extents[i].pages == 0)
-            continue;
-        if (on_page->parked < kMaxParked) {
-            list[on_page->parked++] = {xid, extents[i].first_block, extents[i].pages};
-            continue;
-        }
-        /* The list is full: the smallest extent is given up until the next REINDEX. */
-        uint32_t smallest = 0;
-        for (uint32_t j = 1; j < kMaxParked; j++)
-            if (list[j].pages < list[smallest].pages)
-                smallest = j;
-        if (list[smallest].pages < extents[i].pages)
-            list[smallest] = {xid, extents[i].first_block, extents[i].pages};
-    }
-    GenericXLogFinish(state);
-    UnlockReleaseBuffer(buffer);
-    UnlockReleaseBuffer(meta_buffer);
 }
 
 /* ---- single pages ---- */

@@ -48,9 +48,6 @@ void VgGrowRegion(Relation index, Meta *meta, Region region, uint64_t records);
  */
 Extent VgTakeExtent(Relation index, Region region, uint32_t generation, uint64_t epoch, uint32_t pages);
 
-/* Parks extents until no snapshot can still read them. Needs the structure lock. */
-void VgParkExtents(Relation index, const Extent *extents, uint32_t count);
-
 /* One free page for the delta, exclusively locked: from the free space map or the end of the file. */
 Buffer VgTakePage(Relation index);
 

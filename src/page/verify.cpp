@@ -324,17 +324,4 @@ void VgVerify(Relation index)
         VgUnlockStructure(index);
 }
 
-uint64_t VgParkedPages(Relation index, const Meta &meta)
-{
-    if (meta.parked == 0)
-        return 0;
-    Buffer buffer = VgReadPage(index, meta.parked_block, BUFFER_LOCK_SHARE);
-    const ParkedExtent *list = reinterpret_cast<const ParkedExtent *>(Payload(BufferGetPage(buffer)));
-    uint64_t pages = 0;
-    for (uint32_t i = 0; i < meta.parked; i++)
-        pages += list[i].pages;
-    UnlockReleaseBuffer(buffer);
-    return pages;
-}
-
 } // namespace vecgpu

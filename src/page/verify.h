@@ -13,7 +13,4 @@ namespace vecgpu {
  */
 void VgVerify(Relation index);
 
-/* Pages of parked extents. */
-uint64_t VgParkedPages(Relation index, const Meta &meta);
-
 } // namespace vecgpu
