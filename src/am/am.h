@@ -67,6 +67,8 @@ struct VgOptions {
 };
 
 extern int vg_ef_search;       /* vecgpu.ef_search; 0: the index's own */
+extern int vg_iterative_scan; /* vecgpu.iterative_scan */
+enum VgIterativeScan { kStrictOrder, kRelaxedOrder };
 extern int vg_flush_rows;      /* vecgpu.flush_rows */
 
 void VgInitOptions(void);

@@ -6,6 +6,7 @@
 namespace vecgpu {
 
 int vg_ef_search = 0;
+int vg_iterative_scan = kStrictOrder;
 int vg_flush_rows = 10000;
 
 static relopt_kind option_kind;
@@ -18,6 +19,9 @@ static relopt_enum_elt_def storage_values[] = {{"float32", static_cast<int>(Stor
                                                {"bfloat16", static_cast<int>(Storage::BFloat16)},
                                                {"int8", static_cast<int>(Storage::Int8)},
                                                {nullptr, 0}};
+
+static const config_enum_entry iterative_values[] = {
+    {"strict_order", kStrictOrder, false}, {"relaxed_order", kRelaxedOrder, false}, {nullptr, 0, false}};
 
 void VgInitOptions(void)
 {
@@ -39,6 +43,11 @@ void VgInitOptions(void)
     DefineCustomIntVariable("vecgpu.ef_search", "Width of an index search: higher finds more, slower.",
                             "0 takes the option ef_search of the index, or 40.", &vg_ef_search, 0, 0, kMaxEfSearch,
                             PGC_USERSET, 0, nullptr, nullptr, nullptr);
+    DefineCustomEnumVariable("vecgpu.iterative_scan", "How far a scan that goes on beyond ef_search rows looks ahead.",
+                             "strict_order looks ahead, so that hardly a row is found too late; relaxed_order does not, "
+                             "which is faster. Rows found too late come last.",
+                             &vg_iterative_scan, kStrictOrder, iterative_values, PGC_USERSET, 0, nullptr, nullptr,
+                             nullptr);
     DefineCustomIntVariable("vecgpu.flush_rows", "Waiting rows at which an insert asks for a flush.",
                             "0 leaves flushing to VACUUM and vecgpu_flush().", &vg_flush_rows, 10000, 0, 10000000,
                             PGC_USERSET, 0, nullptr, nullptr, nullptr);

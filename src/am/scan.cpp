@@ -224,6 +224,7 @@ void Start(IndexScanDesc scan)
     }
     so->stream.init(&so->source, VgAllocator(so->context), static_cast<uint32_t>(ef), sweep_after);
 
+    so->stream.look_ahead(vg_iterative_scan == kStrictOrder);
     so->head_ready = so->head_done = false;
     so->group_capacity = 64;
     so->group = static_cast<Hit *>(palloc(sizeof(Hit) * so->group_capacity));
@@ -316,7 +317,7 @@ void Miss(Scan *so, uint32_t slot, float key)
         so->missed_capacity = capacity;
     }
     so->missed[so->missed_count++] = pack(key, slot);
-    if (so->missed_count > 8 + so->stream.emitted() / 32)
+    if (vg_iterative_scan == kStrictOrder && so->missed_count > 8 + so->stream.emitted() / 32)
         so->stream.sweep_soon();
 }
 

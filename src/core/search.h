@@ -123,6 +123,7 @@ public:
         highest_ = 0;
         swept_to_ = 0;
         started_ = swept_ = late_ = false;
+        look_ahead_ = true;
         near_.init(ef_ + 1, memory_);
         open_.init(1024, memory_);
         done_.init(64, memory_);
@@ -149,7 +150,8 @@ public:
             enter();
         }
         for (;;) {
-            uint64_t reach = emitted_ + 1 + (emitted_ < ef_ ? emitted_ : ef_ > emitted_ / 2 ? ef_ : emitted_ / 2);
+            uint64_t ahead = emitted_ < ef_ ? emitted_ : ef_ > emitted_ / 2 ? ef_ : emitted_ / 2;
+            uint64_t reach = emitted_ + 1 + (look_ahead_ ? ahead : 0);
             uint32_t t = uint32_t((reach > ef_ ? reach : ef_) - emitted_);
             if (t > limit_) {
                 limit_ = t;
@@ -182,6 +184,12 @@ public:
             return true;
         }
     }
+
+    /*
+     * Without look-ahead, rows beyond the first ef go out as soon as the nearest waiting one is expanded: cheaper, and more
+     * of them are late. To be called before the first next().
+     */
+    void look_ahead(bool on) { look_ahead_ = on; }
 
     /* Compute the keys of all nodes not met yet before the next one goes out: from then on the order is exact. */
     void sweep_soon() { sweep_after_ = 0; }
@@ -368,7 +376,7 @@ private:
     uint64_t sweep_after_, emitted_, keys_computed_, expansions_;
     Packed highest_;
     uint32_t ef_, limit_, max_links_, batch_, first_count_, swept_to_;
-    bool started_, swept_, late_;
+    bool started_, swept_, late_, look_ahead_;
 };
 
 } // namespace vecgpu

@@ -147,5 +147,26 @@ SELECT * FROM walk('u', uvec(7003, 16));
 SELECT * FROM walk('u', uvec(7003, 16), filter => 'id % 500 = 3');
 RESET vecgpu.ef_search;
 SELECT * FROM walk('u', uvec(7003, 16), filter => 'id % 500 = 3');
+-- Neither mode loses a row, and neither returns one out of order while there are others to return (C19).
+SET vecgpu.iterative_scan = relaxed_order;
+SELECT * FROM walk('u', uvec(7003, 16));
+SELECT * FROM walk('u', uvec(7003, 16), filter => 'id % 500 = 3');
+RESET vecgpu.iterative_scan;
 SELECT vecgpu_check('u_v');
 DROP TABLE u;
+CREATE TABLE w (id int PRIMARY KEY, v real[]) WITH (autovacuum_enabled = off);
+INSERT INTO w SELECT i, uvec(i, 3) FROM generate_series(1, 20000) i;
+CREATE INDEX w_v ON w USING vecgpu (v real_cosine_ops);
+CREATE FUNCTION in_order() RETURNS text LANGUAGE sql AS $$
+    SELECT count(*) || ' rows, sorted: ' || bool_and(d >= coalesce(p, d))
+    FROM (SELECT d, lag(d) OVER () AS p
+          FROM (SELECT v <=> '{3,1,2}' AS d FROM w WHERE id % 20 = 0 ORDER BY 1 LIMIT 40) a) b
+$$;
+SET enable_seqscan = off;
+SELECT in_order();
+SET vecgpu.iterative_scan = relaxed_order;
+SELECT in_order();
+RESET vecgpu.iterative_scan;
+RESET enable_seqscan;
+DROP FUNCTION in_order();
+DROP TABLE w;

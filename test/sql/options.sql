@@ -77,6 +77,10 @@ SET vecgpu.ef_search = 10000;
 SET vecgpu.ef_search = 1;
 SHOW vecgpu.ef_search;
 RESET vecgpu.ef_search;
+SHOW vecgpu.iterative_scan;
+SET vecgpu.iterative_scan = 'off';
+SET vecgpu.iterative_scan = relaxed_order;
+RESET vecgpu.iterative_scan;
 -- Settings of a role, of a database, of a function and of a transaction.
 CREATE FUNCTION nearest(q real[]) RETURNS int LANGUAGE sql SET vecgpu.ef_search = 77 AS $$ SELECT current_setting('vecgpu.ef_search')::int $$;
 SELECT nearest('{1}');
