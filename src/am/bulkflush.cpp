@@ -7,6 +7,7 @@
 #include "am/pagestore.h"
 #include "page/allocator.h"
 #include "page/overlay.h"
+#include "page/patch.h"
 
 namespace vecgpu {
 
@@ -203,6 +204,61 @@ void WriteChanged(const Regions &regions, Region region, uint32_t count, uint64_
     }
 }
 
+/* Layer-0 lists that the insertion marked as changed, as patches of their cells. */
+void WriteLists(const Regions &regions, const NodeSet *set, uint32_t nodes, uint64_t epoch, ChangedBlocks *changed)
+{
+    const RegionShape &shape = Shape(regions, Region::Links);
+    const Graph &graph = set->graph;
+    uint32_t cells = 2u * regions.meta->m;
+    uint32_t width = regions.meta->cell_width;
+    PagePatch *patch = static_cast<PagePatch *>(palloc(sizeof(PagePatch)));
+    for (uint32_t first = 0, page_number = 0; first < nodes; first += shape.per_page, page_number++) {
+        uint32_t count = nodes - first < shape.per_page ? nodes - first : shape.per_page;
+        if (memchr(graph.dirty + first, 1, count) == nullptr)
+            continue;
+        CHECK_FOR_INTERRUPTS();
+        BlockNumber block = region_block(Directory(regions, Region::Links), page_number);
+        Buffer buffer = VgReadRecent(regions.index, regions.recent, block);
+        LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
+        Page page = BufferGetPage(buffer);
+        if (!IsRegionPage(page, Region::Links, regions.meta->generation))
+            VgCorrupt(regions.index, block, "not a page of links");
+        bool is_new = reinterpret_cast<PageHeader>(page)->pd_lower <= kPageHeaderBytes;
+        GenericXLogState *state = nullptr;
+        if (is_new) {
+            state = GenericXLogStart(regions.index);
+            page = GenericXLogRegisterBuffer(state, buffer, GENERIC_XLOG_FULL_IMAGE);
+            SetPayloadUsed(page, kPayloadBytes);
+        }
+        VgBeginPatch(patch, regions.index, buffer);
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t slot = first + i;
+            if (!graph.dirty[slot])
+                continue;
+            const uint32_t *links = graph.links0 + static_cast<size_t>(slot) * cells;
+            uint32_t own = cells - set->reserved[slot]; /* the last cell may name a twin */
+            uint8_t list[4 * 2 * kUpperCells];
+            for (uint32_t j = 0; j < own; j++)
+                store_cell(list, j, width, links[j]);
+            if (is_new)
+                memcpy(Payload(page) + i * shape.record_bytes, list, own * width);
+            else
+                VgPatch(patch, kPageHeaderBytes + i * shape.record_bytes, list, own * width);
+        }
+        if (is_new) {
+            Trailer(page)->epoch = epoch;
+            GenericXLogFinish(state);
+            VgNoteChanged(changed, block);
+        } else if (patch->size > 0) {
+            VgPatch(patch, kPageBytes - sizeof(PageTrailer) + offsetof(PageTrailer, epoch), &epoch, sizeof(epoch));
+            VgFinishPatch(patch);
+            VgNoteChanged(changed, block);
+        }
+        UnlockReleaseBuffer(buffer);
+    }
+    pfree(patch);
+}
+
 } // namespace
 
 /* Rows and graph of the index into a cache that holds nothing. */
@@ -283,6 +339,9 @@ void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *
     set->reserved = reserved;
     uint64_t records = meta->upper + graph_count_records(meta->incarnation, meta->m, old_nodes, nodes);
     VgExtendGraph(set, nodes, records);
+    set->graph.dirty = static_cast<uint8_t *>(MemoryContextAllocExtended(
+        CurrentMemoryContext, static_cast<Size>(nodes) + 1, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO));
+    memset(set->graph.dirty + old_nodes, 1, nodes - old_nodes);
     if (nodes > old_nodes)
         VgInsertNodes(set, old_nodes, nodes, false);
     TimestampTz inserted = GetCurrentTimestamp();
@@ -296,12 +355,7 @@ void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *
     uint32_t cells = 2u * meta->m;
     uint32_t width = meta->cell_width;
     uint64_t epoch = meta->epoch + 1;
-    WriteChanged(regions, Region::Links, nodes, epoch, changed, [&](uint32_t slot, uint8_t *at) {
-        const uint32_t *links = graph.links0 + static_cast<size_t>(slot) * cells;
-        uint32_t own = cells - set->reserved[slot];
-        for (uint32_t i = 0; i < own; i++)
-            store_cell(at, i, width, links[i]);
-    });
+    WriteLists(regions, set, nodes, epoch, changed);
     WriteChanged(regions, Region::Upper, static_cast<uint32_t>(records), epoch, changed,
                  [&](uint32_t number, uint8_t *at) {
                      const uint32_t *links = graph.upper + static_cast<size_t>(number) * meta->m;
@@ -347,6 +401,7 @@ void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *
     }
     TimestampTz listed = GetCurrentTimestamp();
     store.apply(epoch, changed);
+    set->graph.dirty = nullptr;
     ereport(DEBUG1, (errmsg("flushed %u rows into index \"%s\": %ld ms to load, %ld to insert, %ld to write lists, %ld to write rows",
                             batch.count, RelationGetRelationName(index),
                             TimestampDifferenceMilliseconds(started, loaded),

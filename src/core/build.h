@@ -35,6 +35,7 @@ struct Graph {
     uint8_t *locks;          /* count, zero */
     float *keys0;      /* null, or count x 2m: distances of links, kept from one build to the next; NaN: not known */
     float *upper_keys; /* likewise, records x m; both or neither */
+    uint8_t *dirty;    /* null, or count: set to 1 for every node whose layer-0 list changes */
     const uint8_t *reserved; /* null, or count: nodes marked 1 get 2m - 1 links on layer 0 */
     uint32_t entry;          /* kNone: empty */
     int entry_level;

@@ -80,11 +80,20 @@ struct GraphStore {
         uint32_t *list = cells(level, slot);
         for (uint32_t i = 0; i < width(level); i++)
             __atomic_store_n(list + i, i < n ? ids[i] : kNone, __ATOMIC_RELAXED);
+        mark(level, slot);
     }
 
     void set_link(int level, uint32_t slot, uint32_t position, uint32_t id) const
     {
         __atomic_store_n(cells(level, slot) + position, id, __ATOMIC_RELAXED);
+        mark(level, slot);
+    }
+
+    /* Under the node's lock. */
+    void mark(int level, uint32_t slot) const
+    {
+        if (level == 0 && graph->dirty)
+            graph->dirty[slot] = 1;
     }
 
     float *link_keys(int level, uint32_t slot) const

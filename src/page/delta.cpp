@@ -3,6 +3,7 @@
  */
 #include "page/delta.h"
 
+#include "page/patch.h"
 #include "page/region.h"
 
 namespace vecgpu {
@@ -31,12 +32,17 @@ struct NewRow {
     const OverflowPointer *overflow; /* where it lies if it is too large for a page */
 };
 
+static DeltaRow EntryOf(const NewRow &row)
+{
+    return {row.id, static_cast<uint16_t>(kRowLive | (row.overflow != nullptr ? kRowOverflow : 0))};
+}
+
 static void PutRow(Page page, const NewRow &row)
 {
     DeltaHeader *header = HeaderOf(page);
     uint32_t stride = delta_stride(row.size);
     uint8_t *at = RowsOf(page) + static_cast<size_t>(header->rows) * stride;
-    DeltaRow entry = {row.id, static_cast<uint16_t>(kRowLive | (row.overflow != nullptr ? kRowOverflow : 0))};
+    DeltaRow entry = EntryOf(row);
     memcpy(at, &entry, sizeof(entry));
     if (row.overflow != nullptr)
         memcpy(at + sizeof(entry), row.overflow, sizeof(*row.overflow));
@@ -46,11 +52,26 @@ static void PutRow(Page page, const NewRow &row)
     SetPayloadUsed(page, sizeof(DeltaHeader) + header->rows * stride);
 }
 
+/* The same as PutRow on a page that others can see: a patch of the row, the count and the page's used size. */
 static void LogRow(Relation index, Buffer buffer, const NewRow &row)
 {
-    GenericXLogState *state = GenericXLogStart(index);
-    PutRow(GenericXLogRegisterBuffer(state, buffer, 0), row);
-    GenericXLogFinish(state);
+    Page page = BufferGetPage(buffer);
+    uint32_t rows = HeaderOf(page)->rows;
+    uint32_t stride = delta_stride(row.size);
+    uint32_t at = kPageHeaderBytes + sizeof(DeltaHeader) + rows * stride;
+    DeltaRow entry = EntryOf(row);
+    uint16_t count = static_cast<uint16_t>(rows + 1);
+    LocationIndex used = static_cast<LocationIndex>(at + stride);
+    PagePatch patch;
+    VgBeginPatch(&patch, index, buffer);
+    VgPatch(&patch, at, &entry, sizeof(entry));
+    if (row.overflow != nullptr)
+        VgPatch(&patch, at + sizeof(entry), row.overflow, sizeof(*row.overflow));
+    else
+        VgPatch(&patch, at + sizeof(entry), row.vector, row.size);
+    VgPatch(&patch, kPageHeaderBytes + offsetof(DeltaHeader, rows), &count, sizeof(count));
+    VgPatch(&patch, offsetof(PageHeaderData, pd_lower), &used, sizeof(used));
+    VgFinishPatch(&patch);
 }
 
 /* True if the page is still the tail of the chain and had room. */

@@ -23,6 +23,7 @@ extern "C" {
 #include <access/heapam.h>
 #include <access/htup_details.h>
 #include <access/reloptions.h>
+#include <access/rmgr.h>
 #include <access/relscan.h>
 #include <access/table.h>
 #include <access/tableam.h>
