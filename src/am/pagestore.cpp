@@ -229,6 +229,8 @@ void PageStore::add_twin(uint32_t head, const RowId &row)
             VgOverlayRead(&overlay, Region::Twins, end.next, &next);
             if (next.slot != head)
                 break;
+            if (end.next <= last)
+                VgCorrupt(index, 0, "a chain of twins runs backwards");
             last = end.next;
             end = next;
         }

@@ -23,6 +23,15 @@ static bool IsDelta(Page page, uint32_t chain, uint32_t sequence)
     return VgPageIs(page, PageKind::Delta) && Trailer(page)->sequence == sequence && HeaderOf(page)->chain == chain;
 }
 
+/* To the next page of a chain. Sequences rise along it, so a damaged link cannot lead in a circle. */
+static void Advance(Relation index, const DeltaHeader &header, uint32_t *block, uint32_t *sequence)
+{
+    if (header.next_block != kNoBlock && static_cast<int32_t>(header.next_sequence - *sequence) <= 0)
+        VgCorrupt(index, *block, "a delta page links backwards");
+    *block = header.next_block;
+    *sequence = header.next_sequence;
+}
+
 /* ---- append ---- */
 
 struct NewRow {
@@ -315,8 +324,7 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
             break;
         if (end != nullptr)
             *end = {block, sequence, visited, passed};
-        block = header.next_block;
-        sequence = header.next_sequence;
+        Advance(index, header, &block, &sequence);
         first = 0;
         passed++;
     }
@@ -343,8 +351,7 @@ uint64_t VgDeltaRows(Relation index, const Meta &meta)
             DeltaHeader header = *HeaderOf(page);
             UnlockReleaseBuffer(buffer);
             rows += header.rows - (first < header.rows ? first : header.rows);
-            block = header.next_block;
-            sequence = header.next_sequence;
+            Advance(index, header, &block, &sequence);
             first = 0;
         }
     }
@@ -393,8 +400,7 @@ uint64_t VgDeltaVacuum(Relation index, IndexBulkDeleteCallback callback, void *s
             if (log != nullptr)
                 GenericXLogFinish(log);
             UnlockReleaseBuffer(buffer);
-            block = header.next_block;
-            sequence = header.next_sequence;
+            Advance(index, header, &block, &sequence);
             first = 0;
         }
     }
@@ -445,8 +451,7 @@ bool VgDeltaFree(Relation index, const DeltaChain &from, const DeltaEnd &to, uin
             break;
         VgFreePage(index, block);
         freed = true;
-        block = header.next_block;
-        sequence = header.next_sequence;
+        Advance(index, header, &block, &sequence);
     }
     return freed || delta_overflows(row_size);
 }

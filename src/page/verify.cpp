@@ -253,6 +253,8 @@ struct Verifier {
                 if (!tail)
                     pages++;
                 tail = tail || block == chain.tail_block;
+                if (header.next_block != kNoBlock && static_cast<int32_t>(header.next_sequence - sequence) <= 0)
+                    fail(block, "a delta page links backwards");
                 block = header.next_block;
                 sequence = header.next_sequence;
             }
