@@ -50,17 +50,23 @@ uint32_t SetDimensions(Relation index, uint32_t dimensions)
 /*
  * Writers that outrun the flushes would make every search pay: the more rows wait (`load` is their number by that of
  * vecgpu.flush_rows), the longer a writer pauses after each page that it adds. A burst goes through: pauses begin when more
- * than twice flush_rows wait, and then hold the writers to what the flushes manage until the writing has ebbed away.
+ * than twice flush_rows wait. From then on they hold the writers to what the flushes manage with about flush_rows waiting, until
+ * the writing has ebbed away for a while.
  */
 void Throttle(double load)
 {
-    constexpr double burst = 2.2, steady = 1.2, ebb = 0.5;
+    constexpr double burst = 2.2, steady = 0.5;
     constexpr long longest = 200; /* ms */
+    constexpr int ebb = 2000;     /* ms below `steady` */
     static bool limited = false;
-    if (load > burst)
-        limited = true;
-    else if (load < ebb)
-        limited = false;
+    static TimestampTz last_busy = 0;
+    TimestampTz now = GetCurrentTimestamp();
+    if (load > steady) {
+        if (TimestampDifferenceExceeds(last_busy, now, ebb))
+            limited = false;
+        last_busy = now;
+    }
+    limited = limited || load > burst;
     double start = limited ? steady : burst;
     if (load <= start)
         return;

@@ -150,12 +150,14 @@ static void GroupTwins(NodeSet *set)
 
 /* ---- graph ---- */
 
-static uint32_t ThreadCount(uint32_t nodes)
+static uint32_t ThreadCount(uint32_t nodes, bool background)
 {
     if (max_parallel_maintenance_workers == 0)
         return 0; /* everything in this process, between looks at interrupts */
     long threads = max_parallel_maintenance_workers + 1;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (background)
+        cores = (cores + 1) / 2; /* the rest is for those whom the flush is to serve */
     if (cores > 0 && threads > cores)
         threads = cores;
     if (threads > static_cast<long>(nodes / 256) + 1)
@@ -250,7 +252,7 @@ void VgInsertNodes(NodeSet *set, uint32_t first, uint32_t last, bool connect)
      */
     uint32_t ef_construction = static_cast<uint32_t>(meta->ef_construction) + meta->m;
     BuildParams params = {meta->metric,  meta->storage,           meta->dimensions, ef_construction,
-                          set->max_norm, ThreadCount(last - first), connect,          set->background};
+                          set->max_norm, ThreadCount(last - first, set->background), connect,          set->background};
     BuildControl control;
     Builder *builder;
     if (build_start(&builder, &set->graph, set->rows->base, first, last, params, &control) == Status::OutOfMemory)

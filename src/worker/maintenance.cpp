@@ -58,7 +58,7 @@ Round RunRound(Oid oid, int flush_rows, bool *have_lock, GraphCache *cache)
         uint64_t rows = meta.dimensions == 0 ? 0 : pages * delta_capacity(static_cast<uint32_t>(
                                                                row_bytes(meta.storage, meta.dimensions)));
         /* Once it is here it keeps the delta shorter than what it takes to call it. */
-        if (rows >= static_cast<uint64_t>(flush_rows) / 2 && VgTryLockStructure(index)) {
+        if (rows >= static_cast<uint64_t>(flush_rows) / 4 && VgTryLockStructure(index)) {
             pgstat_report_activity(STATE_RUNNING, "vecgpu: flushing waiting rows");
             if (VgFlush(index, cache) > 0)
                 result = Round::Flushed;
