@@ -169,7 +169,7 @@ unit_suite
 
 copy_tests
 cp "$ROOT/tools/run_tap.pl" "$WORK/tree/"
-start_server data "fsync = off" "max_wal_size = '4GB'" "max_prepared_transactions = 10" "log_min_messages = warning"
+start_server data "fsync = off" "autovacuum = off" "max_wal_size = '4GB'" "max_prepared_transactions = 10" "log_min_messages = warning"
 
 mapfile -t TESTS < <(names test/sql .sql)
 if [ "${#TESTS[@]}" -gt 0 ]; then

@@ -130,7 +130,7 @@ sub vg_pgbench
         push @files, '-f', $file . ($weight // '');
     }
     my $clients = $options{clients} // 4;
-    # The settings are taken at connection, when the library is not loaded yet: they wait as placeholders.
+    # The settings are taken at connection, when the library is not loaded yet: the server keeps them until it is.
     local $ENV{PGOPTIONS} = join(' ', map { "-c $_" } @{ $options{settings} // [] });
     return start_session(
         $node->installed_command('pgbench'),
