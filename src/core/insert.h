@@ -439,10 +439,13 @@ private:
     void add_by_keys(int level, uint32_t at, float key, uint32_t n)
     {
         float *keys = store_->link_keys(level, at);
+        bool unknown = false;
+        for (uint32_t i = 0; i < n; i++)
+            unknown |= keys[i] != keys[i];
+        if (unknown)
+            classify(at, keys, n);
         bool dominated = false;
         for (uint32_t i = 0; i < n; i++) {
-            if (keys[i] != keys[i])
-                keys[i] = link_key(at, ids_[i]); /* a list from elsewhere */
             /* Entries with the sign bit, being dominated themselves, fail the second test. */
             if (!dominated && keys[i] <= key && keys[i] > mate_bound_)
                 dominated = known(ids_[i]) < key;
@@ -477,6 +480,35 @@ private:
         if (!map_.find(slot, &key))
             distance_to(slot, &key);
         return key;
+    }
+
+    /*
+     * Distances and dominance of a list that was read from elsewhere: algorithm 4 over the whole of it, once. Taking all
+     * entries for undominated ones instead would let the farthest links go first, those that lead out of the neighbourhood.
+     */
+    void classify(uint32_t at, float *keys, uint32_t n)
+    {
+        for (uint32_t i = 0; i < n; i++) {
+            keys[i] = keys[i] != keys[i] ? link_key(at, ids_[i]) : std::fabs(keys[i]);
+            order_[i] = pack(keys[i], i);
+        }
+        std::sort(order_, order_ + n);
+        uint32_t kept = 0;
+        for (uint32_t k = 0; k < n; k++) {
+            uint32_t i = slot_of(order_[k]);
+            const void *row = store_->row(ids_[i], scratch(2 + kept));
+            if (!row || keys[i] <= mate_bound_) /* a mate dominates nothing */
+                continue;
+            const float *vector = decoded(row, 1);
+            float aux = aux_of(ids_[i], vector, row);
+            bool dominated = false;
+            for (uint32_t j = 0; j < kept && !dominated; j++)
+                dominated = pair_distance(pair_, vector, aux, kept_[j].row, kept_[j].aux) < keys[i];
+            if (dominated)
+                keys[i] = -keys[i];
+            else
+                kept_[kept++] = {row, aux};
+        }
     }
 
     float link_key(uint32_t at, uint32_t to)

@@ -312,6 +312,28 @@ static void test_growth()
     double at_100 = recall(owned, rows, queries, Metric::L2, 100);
     CHECK(at_100 >= 0.98, "recall %.4f", at_100);
 
+    /* Each part begins with lists whose distances and dominance nobody remembers. */
+    TEST("a graph grown by many parts is as good as one made at once");
+    for (Metric metric : {Metric::L2, Metric::InnerProduct}) {
+        Rows even = random_rows(6000 / kScale, 24, 6), probes = random_rows(200, 24, 6);
+        BuildParams params = make_params(even, metric, 40, 1);
+        OwnedGraph grown(even.n, 8), whole(even.n, 8);
+        BuildControl control;
+        first = 0;
+        for (uint32_t part = 1; part <= 30; part++) {
+            uint32_t last = even.n * part / 30;
+            grown.add(last);
+            build_graph(&grown.graph, even.data(), first, last, params, &control);
+            first = last;
+        }
+        whole.add(even.n);
+        build_graph(&whole.graph, even.data(), 0, even.n, params, &control);
+        double by_parts = recall(grown, even, probes, metric, 10), at_once = recall(whole, even, probes, metric, 10);
+        note("%s: recall at ef 10 %.4f by parts, %.4f at once", kMetricNames[int(metric)], by_parts, at_once);
+        CHECK(by_parts >= at_once - 0.02, "%s: recall %.4f by parts, %.4f at once", kMetricNames[int(metric)], by_parts,
+              at_once);
+    }
+
     TEST("nothing to do");
     OwnedGraph empty(0, 8);
     BuildControl control;
