@@ -118,8 +118,11 @@ void VgRequestFlush(Relation index, bool urgent);
 
 /* ---- rebuild (rebuild.cpp) ---- */
 
-/* Builds the graph anew from the live rows and leaves the dead ones behind. The caller holds the structure lock. */
-void VgRebuild(Relation index);
+/*
+ * Builds the graph anew from the live rows, those of the delta too, and leaves the dead ones behind. The caller holds the
+ * structure lock. Returns the rows that came from the delta.
+ */
+uint64_t VgRebuild(Relation index);
 
 /* Opens a vecgpu index for an SQL function; checks kind, ownership (of the index's table or the given role) and state. */
 Relation VgOpenIndex(Oid oid, LOCKMODE mode, bool owner_only);

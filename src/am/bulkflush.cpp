@@ -262,15 +262,17 @@ void WriteLists(const Regions &regions, const NodeSet *set, uint32_t nodes, uint
 } // namespace
 
 /* Rows and graph of the index into a cache that holds nothing. */
-static void LoadCache(Relation index, const Meta *meta, const Regions &regions, GraphCache *cache)
+static void LoadCache(const Meta *meta, const Regions &regions, GraphCache *cache)
 {
+    /* The graph's arrays are sized by what its levels, which are drawn again, come to. */
+    if (graph_count_records(meta->incarnation, meta->m, 0, meta->nodes) != meta->upper)
+        VgCorrupt(regions.index, 0, "the number of upper records is not that of the nodes");
     MemoryContext context = AllocSetContextCreate(cache->owner, "vecgpu graph", ALLOCSET_DEFAULT_SIZES);
     MemoryContext old = MemoryContextSwitchTo(context);
     NodeSet *set = static_cast<NodeSet *>(palloc(sizeof(NodeSet)));
     VgInitNodeSet(set, meta, false);
     set->keep_keys = true;
     VgKeepNodeSet(set);
-    set->background = AmBackgroundWorkerProcess();
     set->max_norm = meta->max_norm;
     cache->set = set;
     cache->incarnation = meta->incarnation;
@@ -293,7 +295,6 @@ static void LoadCache(Relation index, const Meta *meta, const Regions &regions, 
     }
     if (full)
         ereport(ERROR, (errcode(ERRCODE_OUT_OF_MEMORY), errmsg("out of memory")));
-    (void) index;
     MemoryContextSwitchTo(old);
 }
 
@@ -305,7 +306,7 @@ void VgBulkFlush(Relation index, Meta *meta, const Batch &batch, ChangedBlocks *
     VgOpenRegions(&regions, index, meta);
     if (!cache->is_for(*meta)) {
         VgDropGraphCache(cache);
-        LoadCache(index, meta, regions, cache);
+        LoadCache(meta, regions, cache);
     }
     NodeSet *set = cache->set;
     set->meta = meta;

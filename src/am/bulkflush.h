@@ -19,7 +19,6 @@ struct Batch {
     uint32_t count, capacity;
     uint32_t limit;
     uint32_t row_size;
-    uint64_t seen; /* dead ones included */
 };
 
 constexpr uint32_t kBulkFlushBytes = 128 * 1024 * 1024; /* vectors in one batch */

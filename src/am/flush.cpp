@@ -2,8 +2,9 @@
  * flush.cpp: moves rows of the delta into the graph.
  *
  * A batch: read rows of the delta, insert them into the graph (a few: one by one through an overlay of changed pages; many:
- * by threads in memory, bulkflush.h), write the changed pages, publish. Until the publish nobody can see any of it: new nodes lie beyond the node count of every metapage copy, and links
- * to them are skipped. Whatever ends a batch early, an error or a crash, leaves the delta as it was.
+ * by threads in memory, bulkflush.h), write the changed pages, publish. Until the publish nobody can see any of it: new
+ * nodes lie beyond the node count of every metapage copy, and links to them are skipped. Whatever ends a batch early, an
+ * error or a crash, leaves the delta as it was.
  */
 #include "am/bulkflush.h"
 #include "am/pagestore.h"
@@ -18,7 +19,6 @@ bool Collect(void *context, const DeltaVisit &visit)
     Batch *batch = static_cast<Batch *>(context);
     if (batch->count == batch->limit)
         return false;
-    batch->seen++;
     if ((visit.meta & kRowStateMask) != kRowLive)
         return true;
     if (batch->count == batch->capacity) {
@@ -74,26 +74,26 @@ uint64_t FlushBatch(Relation index, bool *more, GraphCache *cache)
     if (!moves)
         return 0;
 
-    /* An index that is mostly delta is built, with all cores, rather than grown row by row. */
-    if (meta.kind == IndexKind::Hnsw && batch.count >= 1000 && batch.count > meta.nodes / 2) {
-        VgRebuild(index);
-        *more = true;
-        return batch.count;
-    }
-
-    DeltaChain before[kDeltaChains];
-    memcpy(before, meta.chains, sizeof(before));
+    /* An index that is mostly delta is built, by threads, rather than grown row by row. */
+    bool mostly_delta = meta.kind == IndexKind::Hnsw && batch.count >= 1000 && batch.count > meta.nodes / 2;
     /* Cells hold slots, twins and upper records; with m = 2 there may be more of the last than of the first. */
     uint64_t numbers = meta.nodes > meta.twins ? meta.nodes : meta.twins;
     if (meta.upper + 2ull * batch.count > numbers)
         numbers = meta.upper + 2ull * batch.count;
-    if (numbers + batch.count > max_nodes(meta.cell_width)) {
-        VgRebuild(index); /* picks wider cells */
-        *more = true;
-        return batch.count;
+    bool needs_wider_cells = numbers + batch.count > max_nodes(meta.cell_width);
+    if (mostly_delta || needs_wider_cells)
+        return VgRebuild(index); /* takes all of the delta */
+
+    if (meta.metric == Metric::InnerProduct && meta.nodes == 0) {
+        /* M of the reduction to L2, from the first rows that there are; a rebuild draws it anew, longer rows are clamped. */
+        float *scratch = static_cast<float *>(palloc(sizeof(float) * meta.dimensions));
+        meta.max_norm = largest_norm(meta.storage, batch.vectors, batch.count, meta.dimensions, scratch);
+        pfree(scratch);
     }
+    DeltaChain before[kDeltaChains];
+    memcpy(before, meta.chains, sizeof(before));
     ChangedBlocks changed;
-    VgInitChanged(&changed);
+    VgInitChanged(&changed, kJournalPerPage);
     if (threads && batch.count > 0) {
         VgBulkFlush(index, &meta, batch, &changed, cache);
     } else if (batch.count > 0) {

@@ -35,6 +35,7 @@ void VgInitNodeSet(NodeSet *set, const Meta *meta, bool report)
     set->context = CurrentMemoryContext;
     set->meta = meta;
     set->report = report;
+    set->background = AmBackgroundWorkerProcess();
     set->row_size = static_cast<uint32_t>(row_bytes(meta->storage, meta->dimensions));
     /* Vectors take three quarters of the memory at 128 dimensions and more of it at higher ones. */
     size_t limit = static_cast<size_t>(maintenance_work_mem) * 1024;

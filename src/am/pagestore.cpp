@@ -47,8 +47,6 @@ void PageStore::open(Relation relation, Meta *working, uint32_t rows)
     open_overlay(index, meta);
     if (meta->kind == IndexKind::Hnsw) {
         load_upper();
-        if (meta->metric == Metric::InnerProduct && meta->nodes == 0)
-            meta->max_norm = 0;
         inserter.init(this, VgAllocator(CurrentMemoryContext));
     }
 }

@@ -61,7 +61,7 @@ bool LoadDelta(void *context, const DeltaVisit &visit)
 
 } // namespace
 
-void VgRebuild(Relation index)
+uint64_t VgRebuild(Relation index)
 {
     MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "vecgpu rebuild", ALLOCSET_DEFAULT_SIZES);
     MemoryContext old = MemoryContextSwitchTo(context);
@@ -70,16 +70,18 @@ void VgRebuild(Relation index)
     if (meta->dimensions == 0) {
         MemoryContextSwitchTo(old);
         MemoryContextDelete(context);
-        return;
+        return 0;
     }
 
     NodeSet *set = static_cast<NodeSet *>(palloc(sizeof(NodeSet)));
     VgInitNodeSet(set, meta, false);
     DeltaEnd ends[kDeltaChains];
     Load(index, set, *meta);
+    uint64_t in_graph = set->count;
     for (uint32_t chain = 0; chain < kDeltaChains; chain++)
         if (!VgDeltaScan(index, *meta, chain, true, LoadDelta, set, &ends[chain]))
             VgCorrupt(index, meta->chains[chain].head_block, "delta page was recycled under the structure lock");
+    uint64_t from_delta = set->count - in_graph;
     VgBuildNodeSet(set);
 
     Extent retired[kRegions * kMaxExtents];
@@ -94,7 +96,7 @@ void VgRebuild(Relation index)
     meta->generation++;
     VgWriteNodeSet(set, index, meta, false);
     ChangedBlocks changed;
-    VgInitChanged(&changed);
+    VgInitChanged(&changed, kJournalPerPage);
     changed.overflow = true; /* everything is new: a mirror reloads */
     VgPublishRebuild(index, meta, ends, &changed, retired, count);
     uint32_t row_size = set->row_size;
@@ -104,6 +106,7 @@ void VgRebuild(Relation index)
     VgFreeNodeSet(set);
     MemoryContextSwitchTo(old);
     MemoryContextDelete(context);
+    return from_delta;
 }
 
 } // namespace vecgpu

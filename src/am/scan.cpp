@@ -47,7 +47,7 @@ struct Scan {
     MemoryContext context; /* of one execution; reset by a rescan */
     const VgOpclass *opclass;
     bool started;
-    bool have_killed;
+    bool have_returned;
 
     Meta meta;
     PageSource source;
@@ -122,6 +122,7 @@ bool IsCoarse(const vecgpu::Query &query, float key)
            (query.metric == Metric::Cosine || key >= FLT_MAX || key <= -FLT_MAX || std::fabs(key) < 1e-29f);
 }
 
+/* The same for exact hits; undefined distances (NaN) are the greatest. */
 bool ExactGreater(const ExactHit &a, const ExactHit &b)
 {
     bool a_undefined = std::isnan(a.distance);
@@ -159,9 +160,8 @@ bool AddDelta(void *context, const DeltaVisit &visit)
 
 void CheckQuery(const Meta &meta, const VgVector &vector)
 {
-    if (meta.dimensions != 0 && meta.dimensions != vector.dimensions)
-        ereport(ERROR, (errcode(ERRCODE_DATA_EXCEPTION),
-                        errmsg("expected %u dimensions, not %u", meta.dimensions, vector.dimensions)));
+    if (meta.dimensions != 0)
+        VgCheckDimensions(meta.dimensions, vector.dimensions);
     VgCheckFinite(vector.data, vector.dimensions);
 }
 
@@ -261,7 +261,7 @@ void AddToGroup(Scan *so, const Hit &hit)
 {
     if (so->group_count == so->group_capacity) {
         so->group_capacity *= 2;
-        so->group = static_cast<Hit *>(repalloc(so->group, sizeof(Hit) * so->group_capacity));
+        so->group = static_cast<Hit *>(repalloc_huge(so->group, sizeof(Hit) * so->group_capacity));
     }
     so->group[so->group_count++] = hit;
 }
@@ -509,7 +509,7 @@ void VgRescan(IndexScanDesc scan, ScanKey keys, int nkeys, ScanKey orderbys, int
     (void) norderbys;
     FlushKilled(scan);
     so->started = false;
-    so->have_killed = false;
+    so->have_returned = false;
     MemoryContextReset(so->context);
     if (keys != nullptr && scan->numberOfKeys > 0)
         memmove(scan->keyData, keys, scan->numberOfKeys * sizeof(ScanKeyData));
@@ -538,17 +538,17 @@ bool VgGetTuple(IndexScanDesc scan, ScanDirection direction)
             scan->instrument->nsearches++;
 #endif
         Start(scan);
-    } else if (scan->kill_prior_tuple && so->have_killed) {
+    } else if (scan->kill_prior_tuple && so->have_returned) {
         Kill(scan, so->returned);
     }
 
     scan->xs_recheck = false;
     scan->xs_recheckorderby = false;
     if (!(so->rerank ? NextExact(scan, &so->returned) : NextHit(scan, &so->returned))) {
-        so->have_killed = false;
+        so->have_returned = false;
         return false;
     }
-    so->have_killed = true;
+    so->have_returned = true;
     scan->xs_heaptid = TidOf(so->returned.row);
     return true;
 }

@@ -96,7 +96,7 @@ IndexBulkDeleteResult *VgBulkDelete(IndexVacuumInfo *info, IndexBulkDeleteResult
     Meta meta;
     VgReadMeta(index, &meta);
     ChangedBlocks changed;
-    VgInitChanged(&changed);
+    VgInitChanged(&changed, kJournalPerPage);
     Sweep slots = {0, 0, 0};
     Sweep twins = {0, 0, 0};
     uint64_t delta_removed = 0;

@@ -307,10 +307,7 @@ bool VgDeltaScan(Relation index, const Meta &meta, uint32_t chain_number, bool w
                 if (!whole)
                     break;
             }
-            visit.chain = chain_number;
             visit.block = block;
-            visit.sequence = sequence;
-            visit.position = i;
             stopped = !visitor(context, visit);
             if (stopped)
                 break;

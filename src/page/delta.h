@@ -42,10 +42,7 @@ struct DeltaVisit {
     RowId id;
     uint16_t meta;
     const uint8_t *vector;
-    uint32_t chain;
-    uint32_t block;
-    uint32_t sequence;
-    uint32_t position; /* on its page */
+    uint32_t block; /* of the delta page */
 };
 
 /* False stops the scan before this row. */

@@ -8,9 +8,9 @@
 
 namespace vecgpu {
 
-void VgInitChanged(ChangedBlocks *changed)
+void VgInitChanged(ChangedBlocks *changed, uint32_t capacity)
 {
-    changed->capacity = kJournalPerPage;
+    changed->capacity = capacity;
     changed->block = static_cast<BlockNumber *>(palloc(changed->capacity * sizeof(BlockNumber)));
     changed->count = 0;
     changed->overflow = false;

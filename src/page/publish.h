@@ -20,7 +20,8 @@ struct ChangedBlocks {
     bool overflow; /* more than the journal takes in one batch: only the floor moves */
 };
 
-void VgInitChanged(ChangedBlocks *changed);
+/* `capacity`: kJournalPerPage for a batch, kJournalEntries to read the whole journal. */
+void VgInitChanged(ChangedBlocks *changed, uint32_t capacity);
 void VgNoteChanged(ChangedBlocks *changed, BlockNumber block);
 
 /*
@@ -39,7 +40,7 @@ void VgPublishRebuild(Relation index, Meta *meta, const DeltaEnd *ends, ChangedB
 void VgCreateJournal(Relation index, Meta *meta);
 
 /*
- * Blocks changed after `epoch`, for a mirror that is at that epoch. False if the journal does not reach back so far; then the
+ * Blocks changed after `epoch`, for a mirror that is at that epoch; `changed` has room for the whole journal. False if the journal does not reach back so far; then the
  * page stamps must be looked at. Blocks may repeat.
  */
 bool VgReadJournal(Relation index, const Meta &meta, uint64_t epoch, ChangedBlocks *changed);

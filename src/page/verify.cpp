@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/distance.h"
+#include "core/build.h"
 #include "page/delta.h"
 #include "page/graph.h"
+#include "page/publish.h"
 #include "page/verify.h"
 
 namespace vecgpu {
@@ -57,6 +58,21 @@ struct Verifier {
             for (uint32_t p = 0; p < list[i].pages; p++)
                 own(list[i].first_block + p);
         pfree(list);
+    }
+
+    /* What a mirror would read: blocks of this file. On a standby replay may be ahead of our copy of the metapage. */
+    void check_journal()
+    {
+        if (meta.journal_block == kNoBlock || RecoveryInProgress())
+            return;
+        ChangedBlocks changed;
+        VgInitChanged(&changed, kJournalEntries);
+        if (!VgReadJournal(index, meta, meta.journal_floor, &changed))
+            fail(meta.journal_block, "the journal does not reach back to its floor");
+        for (uint32_t i = 0; i < changed.count; i++)
+            if (changed.block[i] == 0 || changed.block[i] >= blocks)
+                fail(meta.journal_block, "the journal names a block beyond the end of the file");
+        pfree(changed.block);
     }
 
     void check_kind(BlockNumber block, PageKind kind)
@@ -206,6 +222,8 @@ struct Verifier {
                 if (levels[ids[j]] != levels[i] && !RecoveryInProgress())
                     fail(block, "an upper record links to another level");
         }
+        if (graph_count_records(meta.incarnation, meta.m, 0, meta.nodes) != meta.upper)
+            fail(0, "the number of upper records is not that of the nodes");
         if (meta.entry_handle != kNone && meta.entry_level > 0 && levels[meta.entry_handle] != meta.entry_level)
             fail(0, "the entry point is on another level");
         if (meta.nodes > 0 && meta.entry_handle == kNone)
@@ -283,6 +301,7 @@ struct Verifier {
         owned = static_cast<uint8_t *>(
             MemoryContextAllocExtended(CurrentMemoryContext, blocks / 8 + 1, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO));
         own_extents();
+        check_journal();
         if (meta.dimensions == 0)
             return;
         decoded = static_cast<float *>(palloc(sizeof(float) * meta.dimensions));

@@ -27,10 +27,6 @@ static Relation OpenForFlush(Oid oid)
     return nullptr;
 }
 
-} // namespace vecgpu
-
-namespace vecgpu {
-
 namespace {
 
 constexpr long kPollMs = 20;

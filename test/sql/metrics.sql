@@ -146,3 +146,24 @@ SELECT vecgpu_flush('x_v'), vecgpu_flush('x_ip');
 SELECT top('x', '{0,0}', 12), top('x', '{0,0}', 12, false);
 SELECT vecgpu_check('x_v'), vecgpu_check('x_ip');
 DROP TABLE x;
+
+-- ---- an inner product index that starts empty and grows by small flushes: its graph is that of the reduction to L2 from the
+-- first flush on, as good as a built one ----
+CREATE TABLE grown (id int, v real[]) WITH (autovacuum_enabled = off);
+CREATE INDEX grown_v ON grown USING vecgpu (v real_ip_ops);
+SET vecgpu.flush_rows = 0;
+DO $$
+BEGIN
+    FOR part IN 0..3 LOOP
+        INSERT INTO grown SELECT i, ARRAY(SELECT (x * exp(3 * ((hashint4(i) & 65535) / 65536.0)))::real FROM unnest(uvec(i, 32)) x)
+            FROM generate_series(part * 900 + 1, part * 900 + 900) i;
+        PERFORM vecgpu_flush('grown_v');
+    END LOOP;
+END $$;
+RESET vecgpu.flush_rows;
+SELECT nodes, generation FROM vecgpu_info('grown_v');
+SET vecgpu.ef_search = 40;
+SELECT vecgpu_recall('grown_v', 10, (SELECT array_agg(uvec(-i, 32)) FROM generate_series(1, 100) i)) >= 0.7 AS good;
+RESET vecgpu.ef_search;
+SELECT vecgpu_check('grown_v');
+DROP TABLE grown;
