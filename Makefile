@@ -1,12 +1,12 @@
 # vecgpu: build, install and test.
 #
-#   make                  build vecgpu.so                      (needs the PostgreSQL server headers)
-#   make install          put it into the server of PG_CONFIG
+#   make                  build vecgpu.so and vecgpu-engine    (needs the PostgreSQL server headers)
+#   make install          put them into the server of PG_CONFIG
 #   make installcheck     regress and isolation tests on a running server that has it installed
 #   make prove_installcheck   TAP tests (they start servers of their own)
 #   make demo, demo-stop  everything on a throwaway server, from a bare machine
 #   make check            install packages, build, every test, on throwaway servers
-#   make check-quick      the same with unit and regress tests only
+#   make check-quick      the same with unit, engine and regress tests only
 #   make check-imports    only the import rule of the source rooms
 #   make check-versions   build and regress in throwaway Debian roots with newer PostgreSQL
 #
@@ -26,7 +26,7 @@ override CXX := $(CXX)
 endif
 
 ENTRY_GOALS := check check-quick check-versions check-imports demo demo-stop
-UNIT_GOALS := unit
+UNIT_GOALS := unit engine-tests vecgpu-engine # need no server headers
 
 # ---------------------------------------------------------------------------------------------------------------
 # Entry goals run before anything is installed, so they must not need PGXS; and PGXS has a `check` of its own that
@@ -89,17 +89,26 @@ ISA_FLAGS = $(if $(filter x86_64,$(ARCH)),$(ISA_$(basename $(notdir $@))))
 ISA_distance_avx2 = -mavx2 -mfma -mf16c -mbmi2 $(ISA_QUIET)
 ISA_distance_avx512 = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mbmi2 $(ISA_QUIET)
 
+# The engine has exceptions, at home: none leaves a thread, a device or the program.
+ENGINE_FLAGS = $(filter-out -fno-exceptions,$(CORE_FLAGS))
+
 PG_SIDE_ROOMS = pg page am planner client worker
 CORE_OBJS := $(patsubst %.cpp,%.o,$(sort $(wildcard src/core/*.cpp)))
 PG_SIDE_OBJS := $(patsubst %.cpp,%.o,$(sort $(wildcard $(PG_SIDE_ROOMS:%=src/%/*.cpp))))
+ENGINE_OBJS := $(patsubst %.cpp,%.o,$(sort $(wildcard src/engine/*.cpp)))
 OBJS = $(PG_SIDE_OBJS) $(CORE_OBJS)
 
 UNIT_NAMES := $(patsubst test/unit/%.cpp,%,$(sort $(wildcard test/unit/*.cpp)))
 SANITIZE_FLAGS = -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
+TSAN_FLAGS = -O1 -fsanitize=thread
 UNIT_FLAGS = -std=c++20 -g -pthread $(WARNINGS) -Isrc -Itest/unit
 
-EXTRA_CLEAN = build $(OBJS:.o=.d) test/results test/regression.diffs test/regression.out test/output_iso \
+EXTRA_CLEAN = build vecgpu-engine $(OBJS:.o=.d) $(ENGINE_OBJS) $(ENGINE_OBJS:.o=.d) test/results test/regression.diffs test/regression.out test/output_iso \
 	test/tmp_check tmp_check
+
+# libstdc++ goes in statically (where the machine has the archive): another extension may carry another one, and the server
+# loads modules into one symbol space.
+STATIC_RUNTIME = $(if $(filter /%,$(shell $(CXX) -print-file-name=libstdc++.a)),-static-libstdc++ -static-libgcc)
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 
@@ -127,9 +136,17 @@ override with_llvm = no
 
 include $(PGXS)
 
-# The link runs through the C++ driver. libstdc++ goes in statically (where the machine has the archive): another
-# extension may carry another one, and the server loads modules into one symbol space.
-STATIC_RUNTIME = $(if $(filter /%,$(shell $(CXX) -print-file-name=libstdc++.a)),-static-libstdc++ -static-libgcc)
+# The engine lies beside the module, which starts it.
+all: vecgpu-engine
+install: install-engine
+uninstall: uninstall-engine
+.PHONY: install-engine uninstall-engine
+install-engine: vecgpu-engine installdirs
+	$(INSTALL_PROGRAM) vecgpu-engine '$(DESTDIR)$(pkglibdir)/vecgpu-engine'
+uninstall-engine:
+	rm -f '$(DESTDIR)$(pkglibdir)/vecgpu-engine'
+
+# The link runs through the C++ driver.
 LINK.shared = $(CXX) -shared -pthread $(STATIC_RUNTIME) -Wl,--version-script=src/vecgpu.map
 $(shlib): src/vecgpu.map
 
@@ -189,6 +206,64 @@ $(SANITIZED_UNIT_BINS): build/sanitized/%: test/unit/%.cpp $(SANITIZED_CORE_OBJS
 	@mkdir -p $(@D)
 	$(CXX) $(UNIT_FLAGS) $(SANITIZE_FLAGS) -MMD -MP -MF $@.d -MT $@ -o $@ $< $(SANITIZED_CORE_OBJS)
 
--include $(wildcard $(OBJS:.o=.d) $(SANITIZED_CORE_OBJS:.o=.d) build/unit/*.d build/sanitized/*.d)
+# ---------------------------------------------------------------------------------------------------------------
+# Engine: core and sockets, no PostgreSQL. Its tests, and those of the devices, are linked with all of it but main():
+# plain, with the address and undefined-behaviour sanitizers, and with the thread sanitizer.
+# ---------------------------------------------------------------------------------------------------------------
+ENGINE_COMPILE = $(CXX) $(COMMON_FLAGS) $(ENGINE_FLAGS) $(WARNINGS) $(COPT)
+
+$(ENGINE_OBJS): %.o: %.cpp build/core_flags
+	$(ENGINE_COMPILE) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+vecgpu-engine: $(ENGINE_OBJS) $(CORE_OBJS)
+	$(CXX) -pthread $(STATIC_RUNTIME) -Wl,--as-needed -o $@ $^ -ldl
+
+SANITIZED_ENGINE_OBJS := $(patsubst src/engine/%.o,build/sanitized/engine/%.o,$(ENGINE_OBJS))
+TSAN_CORE_OBJS := $(patsubst src/core/%.o,build/tsan/core/%.o,$(CORE_OBJS))
+TSAN_ENGINE_OBJS := $(patsubst src/engine/%.o,build/tsan/engine/%.o,$(ENGINE_OBJS))
+
+$(SANITIZED_ENGINE_OBJS): build/sanitized/engine/%.o: src/engine/%.cpp build/core_flags
+	@mkdir -p $(@D)
+	$(ENGINE_COMPILE) $(SANITIZE_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+$(TSAN_CORE_OBJS): build/tsan/core/%.o: src/core/%.cpp build/core_flags
+	@mkdir -p $(@D)
+	$(CORE_COMPILE) $(ISA_FLAGS) $(TSAN_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+$(TSAN_ENGINE_OBJS): build/tsan/engine/%.o: src/engine/%.cpp build/core_flags
+	@mkdir -p $(@D)
+	$(ENGINE_COMPILE) $(TSAN_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+# Programs: one for each file of test/engine, and one, parity, of all files of test/device. They lie in build/engine,
+# build/engine-sanitized and build/engine-tsan.
+ENGINE_TEST_NAMES := $(patsubst test/engine/%.cpp,%,$(sort $(wildcard test/engine/*.cpp)))
+DEVICE_TEST_NAMES := $(patsubst test/device/%.cpp,%,$(sort $(wildcard test/device/*.cpp)))
+ENGINE_TEST_FLAGS = $(UNIT_FLAGS) -Itest/engine -Itest/device
+
+.PHONY: engine-tests
+# engine_programs FOLDER, FLAGS, OBJECTS
+define engine_programs
+$(1)_OBJS := $$(filter-out %/main.o,$(3))
+engine-tests: $$(ENGINE_TEST_NAMES:%=build/$(1)/%) $$(if $$(DEVICE_TEST_NAMES),build/$(1)/parity)
+
+$$(ENGINE_TEST_NAMES:%=build/$(1)/%): build/$(1)/%: test/engine/%.cpp $$($(1)_OBJS)
+	@mkdir -p $$(@D)
+	$$(CXX) $$(ENGINE_TEST_FLAGS) $(2) -MMD -MP -MF $$@.d -MT $$@ -o $$@ $$< $$($(1)_OBJS) -ldl
+
+$$(DEVICE_TEST_NAMES:%=build/$(1)/device/%.o): build/$(1)/device/%.o: test/device/%.cpp build/core_flags
+	@mkdir -p $$(@D)
+	$$(CXX) $$(ENGINE_TEST_FLAGS) $(2) -MMD -MP -MF $$(@:.o=.d) -c -o $$@ $$<
+
+build/$(1)/parity: $$(DEVICE_TEST_NAMES:%=build/$(1)/device/%.o) $$($(1)_OBJS)
+	$$(CXX) -pthread $(2) -o $$@ $$^ -ldl
+
+-include $$(wildcard build/$(1)/*.d build/$(1)/device/*.d)
+endef
+$(eval $(call engine_programs,engine,-O2,$(ENGINE_OBJS) $(CORE_OBJS)))
+$(eval $(call engine_programs,engine-sanitized,$(SANITIZE_FLAGS),$(SANITIZED_ENGINE_OBJS) $(SANITIZED_CORE_OBJS)))
+$(eval $(call engine_programs,engine-tsan,$(TSAN_FLAGS),$(TSAN_ENGINE_OBJS) $(TSAN_CORE_OBJS)))
+
+-include $(wildcard $(OBJS:.o=.d) $(ENGINE_OBJS:.o=.d) $(SANITIZED_CORE_OBJS:.o=.d) $(SANITIZED_ENGINE_OBJS:.o=.d) \
+	$(TSAN_CORE_OBJS:.o=.d) $(TSAN_ENGINE_OBJS:.o=.d) build/unit/*.d build/sanitized/*.d)
 
 endif # entry goals

@@ -81,6 +81,17 @@ def bars(figures, rows, dim):
     part = v - h if v is not None and h is not None else None
     limit("WAL a row, the index's part", part, 1.5 * 4 * dim, "B",
           f"{show(p - h if p and h else None, 'B')}; heap {show(h, 'B')}")
+    if "path_added_p50_us" in mine:
+        limit("engine path, added p50, 1 client", mine["path_added_p50_us"], 15, "us")
+        limit("engine path, added p99, 1 client", mine["path_added_p99_us"], 40, "us")
+        for clients, least in ((16, 250_000), (64, 300_000)):
+            v = mine.get(f"path_requests.{clients}")
+            add(f"engine path, requests/s, {clients} clients", show(v), "-", f">= {least:,}", None if v is None else v >= least)
+        v = mine.get("mirror_load_gb_s")
+        add("mirror load from shared buffers", show(v, "GB/s"), "-", ">= 3 GB/s", None if v is None else v >= 3)
+        v = mine.get("kill_errors")
+        add("kill -9 of the engine, 64 clients: errors, wrong answers", show(v), "-", "0", None if v is None else v == 0)
+        limit("  first device answer after the mirror is there", mine.get("kill_answer_s"), 2, "s")
     return out
 
 

@@ -14,13 +14,15 @@ import time
 sys.dont_write_bytecode = True
 import report
 import sections
+import sections_engine
 import sections_write
 from cluster import Cluster, Failed
 from data import Dataset
 
 SECTIONS = {"load": sections.load, "build": sections.build, "recall": sections.recall, "qps": sections.qps,
             "wal": sections_write.wal, "insert": sections_write.insert, "update": sections_write.update,
-            "vacuum": sections_write.vacuum, "sustain": sections_write.sustain}
+            "vacuum": sections_write.vacuum, "sustain": sections_write.sustain,
+            "engine": sections_engine.engine}
 
 
 def arguments():

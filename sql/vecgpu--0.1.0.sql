@@ -83,3 +83,78 @@ COMMENT ON FUNCTION vecgpu_recall(regclass, int, real[]) IS
     'share of the exact k nearest rows that an index scan with the current settings returns';
 
 REVOKE ALL ON FUNCTION vecgpu_check(regclass) FROM PUBLIC;
+
+-- ---- engine ----
+
+CREATE FUNCTION vecgpu_prewarm(index regclass,
+    OUT device text, OUT bytes_sent bigint, OUT bytes bigint, OUT milliseconds float8)
+    AS 'MODULE_PATHNAME', 'vecgpu_prewarm' LANGUAGE C STRICT;
+COMMENT ON FUNCTION vecgpu_prewarm(regclass) IS 'brings the mirror of an index in the engine up to date, and waits for it';
+
+CREATE FUNCTION vecgpu_evict(index regclass) RETURNS bigint
+    AS 'MODULE_PATHNAME', 'vecgpu_evict' LANGUAGE C STRICT;
+COMMENT ON FUNCTION vecgpu_evict(regclass) IS 'drops the mirror of an index; returns the bytes of device memory that it had';
+
+CREATE FUNCTION vecgpu_mirrors(
+    OUT index oid, OUT device text, OUT state text, OUT storage text, OUT bytes bigint, OUT epoch bigint, OUT nodes bigint,
+    OUT idle interval)
+    RETURNS SETOF record AS 'MODULE_PATHNAME', 'vecgpu_mirrors' LANGUAGE C STRICT;
+COMMENT ON FUNCTION vecgpu_mirrors() IS 'mirrors of indexes of this database that the engine holds';
+
+CREATE FUNCTION vecgpu_devices(
+    OUT device text, OUT number int, OUT name text, OUT memory bigint, OUT memory_limit bigint, OUT memory_used bigint,
+    OUT mirrors int, OUT threads int, OUT reason text)
+    RETURNS SETOF record AS 'MODULE_PATHNAME', 'vecgpu_devices' LANGUAGE C STRICT;
+COMMENT ON FUNCTION vecgpu_devices() IS 'devices of the engine; where there is no GPU, the reason';
+
+-- ---- statistics ----
+
+CREATE FUNCTION vecgpu_stat(
+    OUT index oid, OUT queries bigint, OUT batches bigint, OUT width_sum bigint, OUT width_histogram bigint[],
+    OUT queue_ms float8, OUT copy_ms float8, OUT kernel_ms float8, OUT rerank_ms float8,
+    OUT candidates bigint, OUT dropped bigint, OUT fallbacks bigint, OUT fallback_reasons jsonb)
+    RETURNS SETOF record AS 'MODULE_PATHNAME', 'vecgpu_stat' LANGUAGE C STRICT;
+COMMENT ON FUNCTION vecgpu_stat() IS
+    'searches on the device, counted since the server started; no index: those for which there was no room';
+
+CREATE FUNCTION vecgpu_stat_reset(index regclass DEFAULT NULL) RETURNS void
+    AS 'MODULE_PATHNAME', 'vecgpu_stat_reset' LANGUAGE C;
+COMMENT ON FUNCTION vecgpu_stat_reset(regclass) IS 'zeroes the statistics of an index, or of all indexes of this database';
+
+REVOKE ALL ON FUNCTION vecgpu_stat_reset(regclass) FROM PUBLIC;
+
+CREATE FUNCTION vecgpu_epoch(index regclass) RETURNS bigint
+    AS 'MODULE_PATHNAME', 'vecgpu_epoch' LANGUAGE C STRICT;
+COMMENT ON FUNCTION vecgpu_epoch(regclass) IS 'the epoch that an index is at; NULL while somebody changes its definition';
+
+-- One row for each index, with the mirror that was used last if there are several; and one, without an index, for searches that
+-- found no room in the statistics.
+CREATE VIEW pg_stat_vecgpu AS
+    SELECT i.relid, i.indexrelid, i.schemaname, i.relname, i.indexrelname,
+           m.state, m.device, m.bytes, m.nodes, m.epoch AS mirror_epoch,
+           CASE WHEN m.state = 'ready' THEN greatest(vecgpu_epoch(i.indexrelid) - m.epoch, 0) END AS epoch_lag,
+           coalesce(s.queries, 0) AS queries,
+           coalesce(s.batches, 0) AS batches,
+           s.width_sum::float8 / nullif(s.batches, 0) AS width_mean,
+           coalesce(s.width_histogram, array_fill(0::bigint, ARRAY[12])) AS width_histogram,
+           coalesce(s.queue_ms, 0) AS queue_ms,
+           coalesce(s.copy_ms, 0) AS copy_ms,
+           coalesce(s.kernel_ms, 0) AS kernel_ms,
+           coalesce(s.rerank_ms, 0) AS rerank_ms,
+           coalesce(s.candidates, 0) AS candidates,
+           coalesce(s.dropped, 0) AS dropped,
+           coalesce(s.fallbacks, 0) AS fallbacks,
+           coalesce(s.fallback_reasons, '{}') AS fallback_reasons
+    FROM (SELECT x.indrelid AS relid, x.indexrelid, n.nspname AS schemaname, t.relname, c.relname AS indexrelname
+          FROM pg_index x
+              JOIN pg_class c ON c.oid = x.indexrelid
+              JOIN pg_am a ON a.oid = c.relam
+              JOIN pg_class t ON t.oid = x.indrelid
+              JOIN pg_namespace n ON n.oid = t.relnamespace
+          WHERE a.amname = 'vecgpu' AND c.relkind = 'i') i
+        FULL JOIN vecgpu_stat() s ON s.index = i.indexrelid
+        LEFT JOIN (SELECT DISTINCT ON (index) * FROM vecgpu_mirrors() ORDER BY index, idle) m ON m.index = i.indexrelid
+    WHERE i.indexrelid IS NOT NULL OR s.index IS NULL;
+COMMENT ON VIEW pg_stat_vecgpu IS 'searches of vecgpu indexes on the device: mirror, batches, times, and why searches ran without it';
+
+GRANT SELECT ON pg_stat_vecgpu TO PUBLIC;

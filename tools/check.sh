@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 #
-# All tests, from a bare machine on: `make check` (full) and `make check-quick` (unit and regress only).
+# All tests, from a bare machine on: `make check` (full) and `make check-quick` (unit, engine and regress only).
 # Ends with one line "N passed, M failed"; exit status 0 only if nothing failed and every suite ran.
 #
 # Everything runs on throwaway servers in a temporary folder, as a user that is not root. Counted are: the rule checks
-# (1 each), unit test cases (plain and sanitized), regress and isolation files, TAP assertions.
+# (1 each), unit and engine test cases (plain and sanitized), regress and isolation files, TAP assertions.
 set -euo pipefail
 # shellcheck source=tools/common.sh
 . "$(dirname "$0")/common.sh"
@@ -66,8 +66,27 @@ symbol_suite() {
     add "symbols" $((2 - failed)) "$failed"
 }
 
+# run_program NAME COMMAND...: a program of checks; adds to the caller's `passed` and `failed`
+run_program() {
+    local name=$1 log=$WORK/program.log status=0 counts
+    shift
+    # Tests of failing allocations expect null, as malloc gives it.
+    ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+        timeout 600 "$@" >"$log" 2>&1 || status=$?
+    counts=$(counts_in "$log")
+    [ -n "$counts" ] || counts="0 1"
+    # A crash after the last test, or a leak, is a failure too.
+    if [ "$status" -ne 0 ] && [ "${counts#* }" -eq 0 ]; then counts="${counts% *} 1"; fi
+    passed=$((passed + ${counts% *}))
+    failed=$((failed + ${counts#* }))
+    if [ "${counts#* }" -gt 0 ]; then
+        say "$name, exit status $status:"
+        grep -v '^ok ' "$log" | tail -n 60
+    fi
+}
+
 unit_suite() {
-    local source name kind log=$WORK/unit.log passed=0 failed=0 status counts
+    local source name kind passed=0 failed=0
     say "building unit tests"
     make -C "$ROOT" --no-print-directory -s -k -j"$JOBS" unit || {
         say "a unit test does not compile"
@@ -77,23 +96,36 @@ unit_suite() {
         [ -e "$source" ] || continue
         name=$(basename "$source" .cpp)
         for kind in unit sanitized; do
-            status=0
             if [ ! -x "$ROOT/build/$kind/$name" ]; then continue; fi
-            # Tests of failing allocations expect null, as malloc gives it.
-            ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 timeout 600 "$ROOT/build/$kind/$name" >"$log" 2>&1 || status=$?
-            counts=$(counts_in "$log")
-            [ -n "$counts" ] || counts="0 1"
-            # A crash after the last test, or a leak, is a failure too.
-            if [ "$status" -ne 0 ] && [ "${counts#* }" -eq 0 ]; then counts="${counts% *} 1"; fi
-            passed=$((passed + ${counts% *}))
-            failed=$((failed + ${counts#* }))
-            if [ "${counts#* }" -gt 0 ]; then
-                say "unit test $kind/$name, exit status $status:"
-                grep -v '^ok ' "$log" | tail -n 60
-            fi
+            run_program "unit test $kind/$name" "$ROOT/build/$kind/$name"
         done
     done
     add unit "$passed" "$failed"
+}
+
+# Programs that need no server: of the engine, and of the devices. The thread sanitizer of some compilers cannot stand the
+# address space as newer kernels shuffle it.
+engine_suite() {
+    local kind name passed=0 failed=0 unshuffled=()
+    say "building engine tests"
+    make -C "$ROOT" --no-print-directory -s -k -j"$JOBS" engine-tests || {
+        say "an engine test does not compile"
+        failed=1
+    }
+    if setarch "$(uname -m)" -R true 2>/dev/null; then unshuffled=(setarch "$(uname -m)" -R); fi
+    cd "$ROOT"
+    for kind in engine engine-sanitized engine-tsan; do
+        for name in $(cd test/engine && ls ./*.cpp) parity; do
+            name=$(basename "$name" .cpp)
+            if [ ! -x "build/$kind/$name" ]; then continue; fi
+            case $kind in
+            engine-tsan) run_program "engine test $kind/$name" "${unshuffled[@]}" "build/$kind/$name" ;;
+            *) run_program "engine test $kind/$name" "build/$kind/$name" ;;
+            esac
+        done
+    done
+    cd "$WORK"
+    add engine "$passed" "$failed"
 }
 
 # The server's user need not be able to read the checkout (it may lie in /root), so the tests run from a copy.
@@ -101,7 +133,7 @@ copy_tests() {
     mkdir "$WORK/tree"
     cp -R -P "$ROOT/test" "$WORK/tree/"
     cp -R "$ROOT/expected" "$WORK/tree/" 2>/dev/null || mkdir "$WORK/tree/expected"
-    rm -rf "$WORK/tree/test/unit" "$WORK/tree/test/results" "$WORK/tree/test/tmp_check"
+    rm -rf "$WORK/tree/test/unit" "$WORK/tree/test/engine" "$WORK/tree/test/device" "$WORK/tree/test/results" "$WORK/tree/test/tmp_check"
     if is_root; then chown -R "$SERVER_USER" "$WORK/tree"; fi
 }
 
@@ -166,6 +198,7 @@ rule_suite
 build_and_install
 symbol_suite
 unit_suite
+engine_suite
 
 copy_tests
 cp "$ROOT/tools/run_tap.pl" "$WORK/tree/"

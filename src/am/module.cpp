@@ -2,6 +2,8 @@
  * module.cpp: what PostgreSQL sees when it loads the library.
  */
 #include "am/am.h"
+#include "client/settings.h"
+#include "client/supervisor.h"
 #include "planner/demand.h"
 
 extern "C" {
@@ -11,6 +13,9 @@ PGDLLEXPORT void _PG_init(void);
 
 void _PG_init(void)
 {
-    vecgpu::VgInitOptions();
+    vecgpu::VgInitSettings();
+    vecgpu::VgInitOptions(); /* reserves the prefix of the settings */
     vecgpu::VgInitDemand(vecgpu::VgBeginScan);
+    if (process_shared_preload_libraries_in_progress)
+        vecgpu::VgRegisterSupervisor();
 }

@@ -101,7 +101,7 @@ static void GroupTwins(NodeSet *set)
     uint32_t n = set->count;
     uint32_t *twin_of = allocate_array<uint32_t>(memory, n);
     if (twin_of == nullptr ||
-        find_twins(set->rows->base, set->row_size, n, twin_of, memory, Interrupt, nullptr) != Status::Ok)
+        find_twins(set->rows->base, set->row_size, n, twin_of, memory, Interrupt, nullptr) != BuildStatus::Ok)
         OutOfMemory();
 
     uint32_t twins = 0;
@@ -170,7 +170,7 @@ static uint32_t ThreadCount(uint32_t nodes, bool background)
  * Waits for the builder and answers to cancel. While its threads run, nothing here may leave by an error: they
  * are stopped and joined first.
  */
-static Status WaitForBuilder(NodeSet *set, Builder *builder, BuildControl *control, uint32_t total)
+static BuildStatus WaitForBuilder(NodeSet *set, Builder *builder, BuildControl *control, uint32_t total)
 {
     bool connecting = false;
     uint32_t threads = build_threads(builder);
@@ -256,9 +256,9 @@ void VgInsertNodes(NodeSet *set, uint32_t first, uint32_t last, bool connect)
                           set->max_norm, ThreadCount(last - first, set->background), connect,          set->background};
     BuildControl control;
     Builder *builder;
-    if (build_start(&builder, &set->graph, set->rows->base, first, last, params, &control) == Status::OutOfMemory)
+    if (build_start(&builder, &set->graph, set->rows->base, first, last, params, &control) == BuildStatus::OutOfMemory)
         OutOfMemory();
-    if (WaitForBuilder(set, builder, &control, last - first) == Status::FewerThreads)
+    if (WaitForBuilder(set, builder, &control, last - first) == BuildStatus::FewerThreads)
         ereport(DEBUG1, (errmsg("index build ran with fewer threads than it asked for")));
     uint32_t unreachable = control.unreachable.load();
     if (unreachable > 0)

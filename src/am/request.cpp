@@ -1,12 +1,14 @@
 /*
- * request.cpp: an insert that finds the delta large asks for a flush: by a background worker, or by itself.
+ * request.cpp: how a session asks for work in the background: an insert that finds the delta large, for a flush; a search that finds
+ * no mirror, for a load.
  */
-#include "am/am.h"
+#include "am/mirror.h"
 
 namespace vecgpu {
 
 /* Starts a worker for the index. False if none can be had (no free slot, or nobody else may see the index yet). */
-static bool StartFlushWorker(Relation index)
+static bool StartWorker(Relation index, const char *function, const char *type, BgWorkerStartTime start, const void *extra,
+                        size_t extra_bytes)
 {
     /* An index or file node of this transaction is locked or invisible for anyone else. */
     if (index->rd_createSubid != InvalidSubTransactionId || VgNewFileInTransaction(index) ||
@@ -15,16 +17,29 @@ static bool StartFlushWorker(Relation index)
     BackgroundWorker worker;
     memset(&worker, 0, sizeof(worker));
     worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-    worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+    worker.bgw_start_time = start;
     worker.bgw_restart_time = BGW_NEVER_RESTART;
     strlcpy(worker.bgw_library_name, "vecgpu", sizeof(worker.bgw_library_name));
-    strlcpy(worker.bgw_function_name, "vecgpu_flush_worker", sizeof(worker.bgw_function_name));
-    strlcpy(worker.bgw_type, "vecgpu flush worker", sizeof(worker.bgw_type));
-    snprintf(worker.bgw_name, sizeof(worker.bgw_name), "vecgpu flush worker for index %u", RelationGetRelid(index));
+    strlcpy(worker.bgw_function_name, function, sizeof(worker.bgw_function_name));
+    strlcpy(worker.bgw_type, type, sizeof(worker.bgw_type));
+    snprintf(worker.bgw_name, sizeof(worker.bgw_name), "%s for index %u", type, RelationGetRelid(index));
     worker.bgw_main_arg = ObjectIdGetDatum(RelationGetRelid(index));
-    FlushRequest request = {MyDatabaseId, vg_flush_rows};
-    memcpy(worker.bgw_extra, &request, sizeof(request));
+    memcpy(worker.bgw_extra, extra, extra_bytes);
     return RegisterDynamicBackgroundWorker(&worker, nullptr);
+}
+
+static bool StartFlushWorker(Relation index)
+{
+    FlushRequest request = {MyDatabaseId, vg_flush_rows};
+    return StartWorker(index, "vecgpu_flush_worker", "vecgpu flush worker", BgWorkerStart_RecoveryFinished, &request,
+                       sizeof(request));
+}
+
+bool VgStartLoader(Relation index, Lane lane)
+{
+    LoadRequest request = {MyDatabaseId, lane};
+    return StartWorker(index, "vecgpu_load_worker", "vecgpu load worker", BgWorkerStart_ConsistentState, &request,
+                       sizeof(request));
 }
 
 /*

@@ -2,7 +2,7 @@
  * scan.cpp: ORDER BY column <operator> query.
  *
  * A scan works with one copy of the metapage. It reads the delta of that copy first, with exact keys, and then merges
- * the delta, nearest first, with the stream of graph nodes (core/search.h). Because a flush moves rows from the delta to the graph in
+ * the delta, nearest first, with the nodes of the graph (nodes.h). Because a flush moves rows from the delta to the graph in
  * one WAL record of the metapage, a row is in exactly one of the two for every copy (src/README.md).
  *
  * Rows come out by (key, TID). A node that the graph finds after a farther row went out is missed: it waits, and comes out after
@@ -14,8 +14,8 @@
 #include <cmath>
 
 #include "am/heapvec.h"
+#include "am/nodes.h"
 #include "am/scan.h"
-#include "core/search.h"
 #include "page/allocator.h"
 #include "page/delta.h"
 #include "page/graph.h"
@@ -29,7 +29,7 @@ constexpr uint32_t kMaxGroup = 65536; /* nodes of equal key that are put in orde
 constexpr uint32_t kMaxKilled = 64;
 
 /* One row that the scan may return. */
-struct Hit {
+struct RowHit {
     float key;
     double distance; /* of the SQL operator where the key is too coarse to order by, else the key */
     RowId row;
@@ -40,7 +40,7 @@ struct Hit {
 /* A hit with its exact distance from the heap. */
 struct ExactHit {
     double distance;
-    Hit hit;
+    RowHit hit;
 };
 
 struct Scan {
@@ -51,17 +51,17 @@ struct Scan {
 
     Meta meta;
     PageSource source;
-    Stream<PageSource> stream;
+    Nodes nodes;
     float *query; /* null: a NULL query, rows in any order */
 
-    Hit *delta; /* min-heap: few of its rows are ever asked for */
+    RowHit *delta; /* min-heap: few of its rows are ever asked for */
     uint32_t delta_count, delta_capacity;
 
     bool head_ready, head_done; /* next node of the stream */
     uint32_t head_slot;
     float head_key;
 
-    Hit *group;
+    RowHit *group;
     uint32_t group_count, group_next, group_capacity;
     float last_key;
 
@@ -78,12 +78,12 @@ struct Scan {
     uint32_t exact_count, exact_capacity;
     double query_norm;
     bool peeked, peeked_end; /* the hit after those in the heap */
-    Hit peek;
+    RowHit peek;
     double last_distance;
     ExactHit *exact_missed; /* nearer than what was returned before them: they come last */
     uint32_t exact_missed_count, exact_missed_next, exact_missed_capacity;
 
-    Hit returned;
+    RowHit returned;
     KilledRow killed[kMaxKilled];
     uint32_t killed_count;
 };
@@ -97,7 +97,7 @@ bool RowLess(const RowId &a, const RowId &b)
     return a.offset < b.offset;
 }
 
-bool HitLess(const Hit &a, const Hit &b)
+bool HitLess(const RowHit &a, const RowHit &b)
 {
     if (a.key != b.key)
         return a.key < b.key;
@@ -107,7 +107,7 @@ bool HitLess(const Hit &a, const Hit &b)
 }
 
 /* For std heaps, whose top is the greatest. */
-bool HitGreater(const Hit &a, const Hit &b)
+bool HitGreater(const RowHit &a, const RowHit &b)
 {
     return HitLess(b, a);
 }
@@ -148,7 +148,7 @@ bool AddDelta(void *context, const DeltaVisit &visit)
         return true;
     if (so->delta_count == so->delta_capacity) {
         so->delta_capacity *= 2;
-        so->delta = static_cast<Hit *>(repalloc_huge(so->delta, sizeof(Hit) * so->delta_capacity));
+        so->delta = static_cast<RowHit *>(repalloc_huge(so->delta, sizeof(RowHit) * so->delta_capacity));
     }
     float row_key = so->query == nullptr ? 0 : key(so->source.query, visit.vector) + 0.0f;
     double distance = row_key;
@@ -196,7 +196,7 @@ void Start(IndexScanDesc scan)
         so->source.init(index, &so->meta, so->query);
         so->delta_count = 0;
         so->delta_capacity = 64;
-        so->delta = static_cast<Hit *>(palloc(sizeof(Hit) * so->delta_capacity));
+        so->delta = static_cast<RowHit *>(palloc(sizeof(RowHit) * so->delta_capacity));
         bool whole = true;
         uint32_t chain = 0;
         for (; chain < kDeltaChains && whole; chain++) {
@@ -222,15 +222,16 @@ void Start(IndexScanDesc scan)
         sweep_after = 0;
         ef = 1;
     }
-    so->stream.init(&so->source, VgAllocator(so->context), static_cast<uint32_t>(ef), sweep_after);
-
-    so->stream.look_ahead(vg_iterative_scan == kStrictOrder);
+    bool known = demand.rows > 0 && fetched < 1e15;
+    so->nodes.init(index, &so->meta, &so->source, so->context,
+                   {static_cast<uint32_t>(ef), sweep_after, known ? static_cast<uint64_t>(fetched) : 0, demand.all,
+                    vg_iterative_scan == kStrictOrder});
     so->head_ready = so->head_done = false;
     so->group_capacity = 64;
-    so->group = static_cast<Hit *>(palloc(sizeof(Hit) * so->group_capacity));
+    so->group = static_cast<RowHit *>(palloc(sizeof(RowHit) * so->group_capacity));
     so->group_count = so->group_next = 0;
     so->last_key = -FLT_MAX;
-    so->unexpected = demand.rows > 0 && fetched < 1e15 ? 64 + 8 * static_cast<uint64_t>(fetched) : UINT64_MAX;
+    so->unexpected = known ? 64 + 8 * static_cast<uint64_t>(fetched) : UINT64_MAX;
     so->missed = nullptr;
     so->missed_count = so->missed_next = so->missed_capacity = 0;
     so->rerank = so->meta.storage != Storage::Float32 && so->query != nullptr;
@@ -257,11 +258,11 @@ void Start(IndexScanDesc scan)
     so->started = true;
 }
 
-void AddToGroup(Scan *so, const Hit &hit)
+void AddToGroup(Scan *so, const RowHit &hit)
 {
     if (so->group_count == so->group_capacity) {
         so->group_capacity *= 2;
-        so->group = static_cast<Hit *>(repalloc_huge(so->group, sizeof(Hit) * so->group_capacity));
+        so->group = static_cast<RowHit *>(repalloc_huge(so->group, sizeof(RowHit) * so->group_capacity));
     }
     so->group[so->group_count++] = hit;
 }
@@ -317,8 +318,8 @@ void Miss(Scan *so, uint32_t slot, float key)
         so->missed_capacity = capacity;
     }
     so->missed[so->missed_count++] = pack(key, slot);
-    if (vg_iterative_scan == kStrictOrder && so->missed_count > 8 + so->stream.emitted() / 32)
-        so->stream.sweep_soon();
+    if (vg_iterative_scan == kStrictOrder && so->missed_count > 8 + so->nodes.emitted() / 32)
+        so->nodes.sweep_soon();
 }
 
 /* Looks ahead one node of the stream. */
@@ -328,10 +329,10 @@ void FetchHead(Scan *so)
      * A filter that goes against the query turns down row after row. From here on every row counts, and an exact pass costs less
      * than a walk that ends who knows where.
      */
-    if (so->stream.emitted() >= so->unexpected)
-        so->stream.sweep_soon();
+    if (so->nodes.emitted() >= so->unexpected)
+        so->nodes.sweep_soon();
     while (!so->head_ready && !so->head_done) {
-        if (!so->stream.next(&so->head_slot, &so->head_key))
+        if (!so->nodes.next(&so->head_slot, &so->head_key))
             so->head_done = true;
         else if (so->head_key < so->last_key)
             Miss(so, so->head_slot, so->head_key);
@@ -377,7 +378,7 @@ bool FillGroup(IndexScanDesc scan)
     return true;
 }
 
-bool NextHit(IndexScanDesc scan, Hit *hit)
+bool NextHit(IndexScanDesc scan, RowHit *hit)
 {
     Scan *so = ScanOf(scan);
     if (so->group_next == so->group_count && !FillGroup(scan))
@@ -386,7 +387,7 @@ bool NextHit(IndexScanDesc scan, Hit *hit)
     return true;
 }
 
-void Kill(IndexScanDesc scan, const Hit &hit)
+void Kill(IndexScanDesc scan, const RowHit &hit)
 {
     Scan *so = ScanOf(scan);
     if (hit.kind == 2)
@@ -418,7 +419,7 @@ double LowerBound(const Scan *so, float key)
 }
 
 /* Exact distance of a hit, into the heap of hits, if its row is visible. */
-void FetchExact(IndexScanDesc scan, const Hit &hit)
+void FetchExact(IndexScanDesc scan, const RowHit &hit)
 {
     Scan *so = ScanOf(scan);
     Datum value;
@@ -442,7 +443,7 @@ void FetchExact(IndexScanDesc scan, const Hit &hit)
 }
 
 /* As NextHit, in the order of the exact distances of the heap. */
-bool NextExact(IndexScanDesc scan, Hit *hit)
+bool NextExact(IndexScanDesc scan, RowHit *hit)
 {
     Scan *so = ScanOf(scan);
     for (;;) {
@@ -508,6 +509,8 @@ void VgRescan(IndexScanDesc scan, ScanKey keys, int nkeys, ScanKey orderbys, int
     (void) nkeys;
     (void) norderbys;
     FlushKilled(scan);
+    if (so->started)
+        so->nodes.done();
     so->started = false;
     so->have_returned = false;
     MemoryContextReset(so->context);
@@ -557,6 +560,8 @@ void VgEndScan(IndexScanDesc scan)
 {
     Scan *so = ScanOf(scan);
     FlushKilled(scan);
+    if (so->started)
+        so->nodes.done();
     if (so->heap_open)
         VgCloseHeapVectors(&so->vectors);
     MemoryContextDelete(so->context);

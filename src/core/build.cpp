@@ -264,12 +264,12 @@ static void spawn(Builder *b)
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
 
-Status build_start(Builder **out, Graph *graph, const void *rows, uint32_t first, uint32_t last,
+BuildStatus build_start(Builder **out, Graph *graph, const void *rows, uint32_t first, uint32_t last,
                    const BuildParams &params, BuildControl *control)
 {
     void *place = malloc(sizeof(Builder));
     if (!place)
-        return Status::OutOfMemory;
+        return BuildStatus::OutOfMemory;
     Builder *b = new (place) Builder();
     b->store.graph = graph;
     b->store.control = control;
@@ -303,7 +303,7 @@ Status build_start(Builder **out, Graph *graph, const void *rows, uint32_t first
         good &= b->connector.init(&b->store, kHeap);
     if (!good || !init_worker(b, 0)) {
         free_builder(b);
-        return Status::OutOfMemory;
+        return BuildStatus::OutOfMemory;
     }
     if (!graph->keys0) {
         advise_huge_pages(b->store.keys0, graph->count * 2 * m * sizeof(float));
@@ -313,7 +313,7 @@ Status build_start(Builder **out, Graph *graph, const void *rows, uint32_t first
     }
     spawn(b);
     *out = b;
-    return Status::Ok;
+    return BuildStatus::Ok;
 }
 
 uint64_t build_memory(const Graph &graph, const BuildParams &params, uint64_t nodes, uint64_t records)
@@ -354,25 +354,25 @@ uint32_t build_threads(const Builder *b)
     return b->threads;
 }
 
-Status build_join(Builder *b)
+BuildStatus build_join(Builder *b)
 {
     for (uint32_t i = 0; i < b->threads; i++)
         pthread_join(b->worker[i].thread, nullptr);
     while (b->threads == 0 && step(b->worker)) {
     }
-    Status status = b->threads < b->asked ? Status::FewerThreads : Status::Ok;
+    BuildStatus status = b->threads < b->asked ? BuildStatus::FewerThreads : BuildStatus::Ok;
     if (b->control->stop.load())
-        status = Status::Stopped;
+        status = BuildStatus::Stopped;
     free_builder(b);
     return status;
 }
 
-Status build_graph(Graph *graph, const void *rows, uint32_t first, uint32_t last, const BuildParams &params,
+BuildStatus build_graph(Graph *graph, const void *rows, uint32_t first, uint32_t last, const BuildParams &params,
                    BuildControl *control)
 {
     Builder *builder;
-    Status status = build_start(&builder, graph, rows, first, last, params, control);
-    return status == Status::Ok ? build_join(builder) : status;
+    BuildStatus status = build_start(&builder, graph, rows, first, last, params, control);
+    return status == BuildStatus::Ok ? build_join(builder) : status;
 }
 
 } // namespace vecgpu

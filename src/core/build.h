@@ -13,7 +13,7 @@
 
 namespace vecgpu {
 
-enum class Status {
+enum class BuildStatus {
     Ok,
     FewerThreads, /* done, but not every thread could be had */
     Stopped,      /* by BuildControl::stop: the graph is sound as far as it goes, some nodes have no links */
@@ -98,7 +98,7 @@ struct Builder;
  * to. `rows` holds the rows of all nodes, row_bytes() apart. Graph, rows and control must outlive build_join(). On OutOfMemory
  * there is no builder.
  */
-Status build_start(Builder **out, Graph *graph, const void *rows, uint32_t first, uint32_t last,
+BuildStatus build_start(Builder **out, Graph *graph, const void *rows, uint32_t first, uint32_t last,
                    const BuildParams &params, BuildControl *control);
 
 /* True once all is done or stopped. Without threads it does a few milliseconds of work first. Never blocks otherwise. */
@@ -107,17 +107,17 @@ bool build_poll(Builder *builder);
 uint32_t build_threads(const Builder *builder);
 
 /* Waits for the end, frees the builder. After `stop` that takes a few milliseconds. */
-Status build_join(Builder *builder);
+BuildStatus build_join(Builder *builder);
 
 /* All three in one. */
-Status build_graph(Graph *graph, const void *rows, uint32_t first, uint32_t last, const BuildParams &params,
+BuildStatus build_graph(Graph *graph, const void *rows, uint32_t first, uint32_t last, const BuildParams &params,
                    BuildControl *control);
 
 /*
  * twin_of[i]: the lowest row with the same bytes as row i, kNone if that is i itself. Memory (about 12 bytes a row) from the
  * allocator, which may return null: OutOfMemory. `interrupt` (may be null) is called every few thousand rows and may jump out.
  */
-Status find_twins(const void *rows, size_t row_size, uint32_t n, uint32_t *twin_of, const Allocator &memory,
+BuildStatus find_twins(const void *rows, size_t row_size, uint32_t n, uint32_t *twin_of, const Allocator &memory,
                   void (*interrupt)(void *), void *context);
 
 /*

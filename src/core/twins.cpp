@@ -102,12 +102,12 @@ uint32_t TwinTable::find_or_add(const void *rows, size_t row_size, uint32_t i, b
     return kNone;
 }
 
-Status find_twins(const void *rows, size_t row_size, uint32_t n, uint32_t *twin_of, const Allocator &memory,
+BuildStatus find_twins(const void *rows, size_t row_size, uint32_t n, uint32_t *twin_of, const Allocator &memory,
                   void (*interrupt)(void *), void *context)
 {
     TwinTable table;
     if (!table.init(n, memory))
-        return Status::OutOfMemory;
+        return BuildStatus::OutOfMemory;
     bool full = false;
     for (uint32_t i = 0; i < n && !full; i++) {
         if (interrupt && i % 4096 == 0)
@@ -115,7 +115,7 @@ Status find_twins(const void *rows, size_t row_size, uint32_t n, uint32_t *twin_
         twin_of[i] = table.find_or_add(rows, row_size, i, &full);
     }
     table.release();
-    return full ? Status::OutOfMemory : Status::Ok;
+    return full ? BuildStatus::OutOfMemory : BuildStatus::Ok;
 }
 
 } // namespace vecgpu

@@ -64,3 +64,31 @@
 #if PG_VERSION_NUM < 170000
 #define AmBackgroundWorkerProcess() (IsBackgroundWorker)
 #endif
+
+/* 16 renamed the parts of a locator. */
+#if PG_VERSION_NUM >= 160000
+#define VgTablespaceOf(relation) ((relation)->rd_locator.spcOid)
+#define VgDatabaseOf(relation) ((relation)->rd_locator.dbOid)
+#else
+#define VgTablespaceOf(relation) ((relation)->rd_node.spcNode)
+#define VgDatabaseOf(relation) ((relation)->rd_node.dbNode)
+#endif
+
+/* Path of a relation's main fork, relative to the data directory; 18 returns it by value. */
+#if PG_VERSION_NUM >= 180000
+#define VgCopyPath(relation, out, size) strlcpy(out, relpathperm(VgLocatorOf(relation), MAIN_FORKNUM).str, size)
+#else
+#define VgCopyPath(relation, out, size)                                 \
+    do {                                                                \
+        char *vg_path = relpathperm(VgLocatorOf(relation), MAIN_FORKNUM); \
+        strlcpy(out, vg_path, size);                                    \
+        pfree(vg_path);                                                 \
+    } while (0)
+#endif
+
+/* From 17 on an extension names its wait events. */
+#if PG_VERSION_NUM >= 170000
+#define VgNewWaitEvent(name) WaitEventExtensionNew(name)
+#else
+#define VgNewWaitEvent(name) PG_WAIT_EXTENSION
+#endif

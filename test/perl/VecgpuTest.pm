@@ -19,7 +19,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(vg_node vg_conf vg_functions vg_fill vg_rows vg_must vg_session vg_finish vg_open vg_ask vg_close vg_pgbench vg_wait_query vg_start vg_kill_postmaster vg_kill_backend
+our @EXPORT = qw(vg_node vg_conf vg_device_conf vg_functions vg_fill vg_rows vg_must vg_session vg_finish vg_open vg_ask vg_close vg_pgbench vg_wait_query vg_start vg_kill_postmaster vg_kill_backend
   vg_check vg_same_as_exact vg_answer vg_walk vg_log_clean vg_psql_error vg_indexes vg_recall vg_temp_files);
 
 # Settings of every node. The library is deliberately not preloaded: nothing may depend on that. A small shared_buffers (as
@@ -28,7 +28,15 @@ sub vg_conf
 {
     return "shared_buffers = 32MB\nautovacuum = off\nmax_wal_size = 1GB\nlog_min_messages = warning\n"
       . "log_statement = none\nlog_replication_commands = off\n"
-      . "log_error_verbosity = verbose\nmaintenance_work_mem = 64MB\n";
+      . "log_error_verbosity = verbose\nmaintenance_work_mem = 64MB\n"
+      . vg_device_conf();
+}
+
+# Where searches run: VECGPU_TEST_DEVICE=host sends them all through the engine, and what the engine cannot do is an error.
+sub vg_device_conf
+{
+    my $device = $ENV{VECGPU_TEST_DEVICE} // '';
+    return $device eq '' ? '' : "vecgpu.device = $device\nvecgpu.fallback = off\n";
 }
 
 # A started node with the extension and vg_functions. Options: conf (text), streaming (allows standbys), archiving.

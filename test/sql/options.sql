@@ -66,7 +66,7 @@ SELECT top('t', '{50.25,0,0}', 3);
 DROP TABLE t;
 
 -- ---- settings ----
-SELECT name, setting, boot_val, min_val, max_val, context FROM pg_settings WHERE name LIKE 'vecgpu.%' ORDER BY name;
+SELECT name, boot_val, min_val, max_val, context FROM pg_settings WHERE name LIKE 'vecgpu.%' ORDER BY name;
 SET vecgpu.ef_search = -1;
 SET vecgpu.ef_search = 10001;
 SET vecgpu.ef_search = 'wide';

@@ -10,7 +10,7 @@ use Test::More;
 use Time::HiRes qw(sleep);
 use VecgpuTest;
 
-my $node = vg_node('cancel', conf => "max_worker_processes = 2\n");
+my $node = vg_node('cancel', conf => "max_worker_processes = 3\n");
 my $canceled = qr/57014: canceling statement due to (user request|statement timeout)/;
 
 sub sql { return $node->safe_psql('postgres', $_[0]) }
@@ -183,6 +183,7 @@ my $rows = sub {
 # ---- inserts that flush by themselves ----
 {
     sql('ALTER SYSTEM SET max_worker_processes = 0');
+    $node->append_conf('postgresql.conf', 'vecgpu.fallback = on'); # no worker, no engine
     $node->restart;
     my $session = vg_open($node);
     vg_ask($session, 'SET vecgpu.flush_rows = 50');
@@ -197,6 +198,7 @@ my $rows = sub {
     vg_same_as_exact($node, 'items', 'after canceled inserts');
     vg_close($session);
     sql('ALTER SYSTEM RESET max_worker_processes');
+    $node->append_conf('postgresql.conf', vg_device_conf());
     $node->restart;
 }
 

@@ -144,7 +144,7 @@ vg_log_clean($node, 'mixed loads', offset => $before);
 
 # No slot for a worker: whoever inserts flushes, and the delta stays bounded.
 {
-    $node->append_conf('postgresql.conf', 'max_worker_processes = 0');
+    $node->append_conf('postgresql.conf', "max_worker_processes = 0\nvecgpu.fallback = on"); # no worker, no engine
     $node->restart;
     sql('TRUNCATE mixed');
     my $load = vg_pgbench($node, { insert => $mixed->{'insert_many@2'} }, clients => 4, transactions => 100,
@@ -157,7 +157,7 @@ vg_log_clean($node, 'mixed loads', offset => $before);
     as_good_as_new('mixed', 40, 'inserts that flush by themselves');
     mixed_load('mixed load without workers', 'float32', 80, 'vecgpu.flush_rows=100');
     as_good_as_new('mixed', 40, 'mixed load without workers');
-    $node->append_conf('postgresql.conf', 'max_worker_processes = 8');
+    $node->append_conf('postgresql.conf', "max_worker_processes = 8\n" . vg_device_conf());
     $node->restart;
 }
 

@@ -155,7 +155,7 @@ static void test_sample(const std::string &folder)
         OwnedGraph owned(all.n, 16);
         owned.add(all.n);
         BuildControl control;
-        CHECK(build_graph(&owned.graph, all.data(), 0, all.n, make_params(all, metric, 64, 2), &control) == Status::Ok,
+        CHECK(build_graph(&owned.graph, all.data(), 0, all.n, make_params(all, metric, 64, 2), &control) == BuildStatus::Ok,
               "status");
         CHECK(control.done.load() == all.n, "done");
         check_shape(owned);
@@ -177,7 +177,7 @@ static void test_sample(const std::string &folder)
         owned.add(rows.n);
         BuildControl control;
         CHECK(build_graph(&owned.graph, rows.data(), 0, rows.n, make_params(rows, metric, 64, 1), &control) ==
-                  Status::Ok,
+                  BuildStatus::Ok,
               "status");
         check_shape(owned);
         CHECK(count_unreachable(owned) == 0, "unreachable nodes");
@@ -196,7 +196,7 @@ static void test_threads()
         BuildControl control;
         Builder *builder;
         CHECK(build_start(&builder, &owned.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 40, threads),
-                          &control) == Status::Ok,
+                          &control) == BuildStatus::Ok,
               "start");
         CHECK(build_threads(builder) == threads, "%u threads", build_threads(builder));
         uint64_t polls = 0, before = 0;
@@ -207,7 +207,7 @@ static void test_threads()
             if (threads)
                 usleep(500);
         }
-        CHECK(build_join(builder) == Status::Ok, "join");
+        CHECK(build_join(builder) == BuildStatus::Ok, "join");
         CHECK(control.done.load() == rows.n && polls > 0, "done %" PRIu64, control.done.load());
         check_shape(owned);
         CHECK(count_unreachable(owned) == 0, "unreachable nodes");
@@ -244,12 +244,12 @@ static void test_stop()
         BuildControl control;
         Builder *builder;
         CHECK(build_start(&builder, &owned.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 200, threads),
-                          &control) == Status::Ok,
+                          &control) == BuildStatus::Ok,
               "start");
         while (control.done.load() < 600 && !build_poll(builder)) {
         }
         control.stop.store(true);
-        CHECK(build_join(builder) == Status::Stopped, "join");
+        CHECK(build_join(builder) == BuildStatus::Stopped, "join");
         uint64_t done = control.done.load();
         CHECK(done >= 600 && done < rows.n, "stopped at %" PRIu64, done);
         check_shape(owned);
@@ -261,7 +261,7 @@ static void test_stop()
     BuildControl control;
     control.stop.store(true);
     CHECK(build_graph(&owned.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 64, 2), &control) ==
-              Status::Stopped,
+              BuildStatus::Stopped,
           "status");
     CHECK(control.done.load() == 0 && owned.graph.entry == kNone, "nothing was done");
 
@@ -276,7 +276,7 @@ static void test_stop()
     again.add(rows.n);
     Builder *builder;
     CHECK(build_start(&builder, &again.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 16, 4), &other) ==
-              Status::Ok,
+              BuildStatus::Ok,
           "start");
     sigset_t mask;
     pthread_sigmask(SIG_SETMASK, nullptr, &mask);
@@ -302,7 +302,7 @@ static void test_growth()
         owned.add(last);
         BuildControl control;
         CHECK(build_graph(&owned.graph, rows.data(), first, last, make_params(rows, Metric::L2, 40, 2), &control) ==
-                  Status::Ok,
+                  BuildStatus::Ok,
               "status");
         CHECK(control.done.load() == last - first, "done");
         check_shape(owned);
@@ -337,7 +337,7 @@ static void test_growth()
     TEST("nothing to do");
     OwnedGraph empty(0, 8);
     BuildControl control;
-    CHECK(build_graph(&empty.graph, nullptr, 0, 0, make_params(rows, Metric::L2, 40, 2), &control) == Status::Ok,
+    CHECK(build_graph(&empty.graph, nullptr, 0, 0, make_params(rows, Metric::L2, 40, 2), &control) == BuildStatus::Ok,
           "empty graph");
     CHECK(empty.graph.entry == kNone, "no entry point");
 }
@@ -347,7 +347,7 @@ static void build(OwnedGraph *owned, const Rows &rows, Metric metric, uint32_t e
     owned->add(rows.n);
     BuildControl control;
     CHECK(build_graph(&owned->graph, rows.data(), 0, rows.n, make_params(rows, metric, ef_construction, 2), &control) ==
-              Status::Ok,
+              BuildStatus::Ok,
           "status");
     check_shape(*owned);
     CHECK(count_unreachable(*owned) == control.unreachable.load(), "count of unreachable nodes");
@@ -387,7 +387,7 @@ static void test_hard_sets()
         BuildParams params = make_params(rows, Metric::InnerProduct, 40, 2);
         params.max_norm /= 4;
         BuildControl control;
-        CHECK(build_graph(&owned.graph, rows.data(), 0, rows.n, params, &control) == Status::Ok, "status");
+        CHECK(build_graph(&owned.graph, rows.data(), 0, rows.n, params, &control) == BuildStatus::Ok, "status");
         check_shape(owned);
         CHECK(count_unreachable(owned) == 0, "unreachable");
     }
@@ -499,7 +499,7 @@ static void test_memory()
     huge.records = uint64_t(1) << 58; /* the builder asks for room beside them */
     BuildControl control;
     CHECK(build_graph(&huge, rows.data(), 0, rows.n, make_params(rows, Metric::Cosine, 40, 2), &control) ==
-              Status::OutOfMemory,
+              BuildStatus::OutOfMemory,
           "status");
     CHECK(control.done.load() == 0, "nothing was done");
     CHECK(build_memory(owned.graph, make_params(rows, Metric::Cosine, 40, 2), 1000000, 70000) > 64000000, "estimate");

@@ -318,7 +318,7 @@ static void test_find_twins()
             calls = 0;
             CHECK(find_twins(
                       rows.data(), size, n, twin_of.data(), arena.allocator(),
-                      [](void *c) { ++*static_cast<int *>(c); }, &calls) == Status::Ok,
+                      [](void *c) { ++*static_cast<int *>(c); }, &calls) == BuildStatus::Ok,
                   "status");
             CHECK(arena.blocks.empty() && (n == 0 || calls > 0), "memory given back, interrupt called");
             std::map<std::string, uint32_t> first;
@@ -332,7 +332,7 @@ static void test_find_twins()
     }
     Allocator none = {nullptr, [](void *, size_t) -> void * { return nullptr; }, [](void *, void *) {}};
     uint32_t twin;
-    CHECK(find_twins("abcd", 4, 1, &twin, none, nullptr, nullptr) == Status::OutOfMemory, "no memory");
+    CHECK(find_twins("abcd", 4, 1, &twin, none, nullptr, nullptr) == BuildStatus::OutOfMemory, "no memory");
 }
 
 int main()

@@ -1,0 +1,223 @@
+/*
+ * loader.cpp: see loader.h.
+ */
+#include "engine/loader.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "core/distance.h"
+#include "engine/meta.h"
+#include "protocol/system.h"
+
+namespace vecgpu {
+
+namespace {
+
+constexpr size_t kConvertBytes = 256 * 1024;
+
+Status refuse(char *error, const char *text)
+{
+    snprintf(error, kErrorBytes, "%s", text);
+    return Status::BadRequest;
+}
+
+} // namespace
+
+Status Loader::begin(CallClock &clock, uint32_t session, const LoadBeginRequest &request, const uint8_t *payload,
+                     Response *response)
+{
+    constexpr size_t kMaxPath = 1024;
+    Meta meta;
+    memcpy(&meta, payload, sizeof meta);
+    char path[kMaxPath];
+    memcpy(path, payload + sizeof meta, sizeof path);
+    if (memchr(path, 0, sizeof path) == nullptr)
+        return refuse(response->message, "the path is too long");
+    if (request.lane != Lane::Host && request.lane != Lane::Gpu)
+        return refuse(response->message, "no lane for mirrors");
+    if (const char *fault = meta_fault(meta, request.index))
+        return refuse(response->message, fault);
+    OpenDevice *device = devices_.find(request.lane, 0);
+    if (device == nullptr) {
+        snprintf(response->message, kErrorBytes, "no device of this kind");
+        return Status::NoDevice;
+    }
+    return mirrors_.begin(session, request, meta, path, *device, clock, response);
+}
+
+Status Loader::write(Worker &worker, CallClock &clock, uint32_t session, const LoadWriteRequest &request,
+                     const uint8_t *payload, Response *response)
+{
+    std::shared_ptr<Load> load = mirrors_.find_load(request.load, session);
+    if (load == nullptr) {
+        snprintf(response->message, kErrorBytes, "no such load (any more)");
+        return Status::Cold;
+    }
+    std::lock_guard lock(load->writing);
+    load->active_ns = now_ns();
+    if (load->failed != Status::Ok) {
+        snprintf(response->message, kErrorBytes, "%s", load->reason);
+        return load->failed;
+    }
+    Status status = write_runs(worker, clock, *load, session, request, payload, response->message);
+    /* A load with a hole in it must never be committed. */
+    if (status != Status::Ok) {
+        load->failed = status;
+        snprintf(load->reason, kErrorBytes, "%s", response->message);
+    }
+    return status;
+}
+
+Status Loader::write_runs(Worker &worker, CallClock &clock, Load &load, uint32_t session, const LoadWriteRequest &request,
+                          const uint8_t *payload, char *error)
+{
+    if (request.runs > kMaxRuns)
+        return refuse(error, "too many runs");
+    worker.runs.resize(request.runs);
+    if (request.runs > 0)
+        memcpy(worker.runs.data(), payload, request.runs * sizeof(Run));
+    std::shared_ptr<Staging> staging = staging_.find(session);
+    if (staging == nullptr)
+        return refuse(error, "no staging memory");
+    for (const Run &run : worker.runs) {
+        if (load.ended || load.cancelled) {
+            snprintf(error, kErrorBytes, "the load has ended");
+            return Status::Cold;
+        }
+        Status status = write_run(worker, clock, load, *staging, run, error);
+        if (status != Status::Ok)
+            return status;
+    }
+    return Status::Ok;
+}
+
+Status Loader::write_run(Worker &worker, CallClock &clock, Load &load, const Staging &staging, const Run &run, char *error)
+{
+    const MirrorShape &shape = load.mirror->shape;
+    Region region = static_cast<Region>(run.region);
+    bool graph = shape.kind == IndexKind::Hnsw;
+    if (run.region > UINT16_MAX || (region != Region::Vectors && region != Region::Slots &&
+                                    !(graph && (region == Region::Links || region == Region::Upper))))
+        return refuse(error, "no such region in a mirror of this kind");
+    uint64_t capacity = region == Region::Upper ? shape.upper : shape.nodes;
+    if (static_cast<uint64_t>(run.first) + run.count > capacity)
+        return refuse(error, "a run is beyond the mirror's records");
+    uint64_t record = region_shape(region, load.source, shape.dimensions, shape.m, shape.cell_width).record_bytes;
+    uint64_t bytes = record * run.count;
+    if (run.offset > staging.size() || bytes > staging.size() - run.offset)
+        return refuse(error, "a run is beyond the staging memory");
+    if (region == Region::Vectors && run.offset % 4 != 0)
+        return refuse(error, "vectors in the staging memory are not aligned");
+    uint32_t first = run.first, count = run.count;
+    const uint8_t *records = staging.bytes() + run.offset;
+    if (region == Region::Vectors && first < load.base_nodes) {
+        /* Searches read those that are committed; they are the same anyway. */
+        uint32_t known = std::min(load.base_nodes - first, count);
+        first += known;
+        count -= known;
+        records += known * record;
+    }
+    if (count == 0)
+        return Status::Ok;
+    if (region == Region::Vectors && shape.storage != load.source)
+        return write_converted(worker, clock, load, first, count, records, error);
+    return write_records(worker, clock, load, region, first, count, records, error);
+}
+
+Status Loader::write_converted(Worker &worker, CallClock &clock, Load &load, uint32_t first, uint32_t count,
+                               const uint8_t *rows, char *error)
+{
+    const MirrorShape &shape = load.mirror->shape;
+    size_t from = row_bytes(load.source, shape.dimensions);
+    size_t to = row_bytes(shape.storage, shape.dimensions);
+    uint32_t chunk = static_cast<uint32_t>(std::max<size_t>(kConvertBytes / to, 1));
+    worker.row.resize(shape.dimensions);
+    worker.rows.resize(chunk * to);
+    for (uint32_t done = 0; done < count;) {
+        uint32_t some = std::min(chunk, count - done);
+        for (uint32_t i = 0; i < some; i++, rows += from) {
+            decode_row(load.source, rows, shape.dimensions, worker.row.data());
+            if (encode_row(shape.storage, worker.row.data(), shape.dimensions, worker.rows.data() + i * to, nullptr) !=
+                EncodeStatus::Ok) {
+                mirrors_.refuse_storage(load.key, shape.storage);
+                snprintf(error, kErrorBytes, "a vector does not fit into the narrower storage that memory has room for");
+                return Status::Unsupported;
+            }
+        }
+        Status status =
+            write_records(worker, clock, load, Region::Vectors, first + done, some, worker.rows.data(), error);
+        if (status != Status::Ok)
+            return status;
+        done += some;
+    }
+    return Status::Ok;
+}
+
+Status Loader::write_records(Worker &worker, CallClock &clock, Load &load, Region region, uint32_t first, uint32_t count,
+                             const void *records, char *error)
+{
+    OpenDevice &device = *load.device;
+    DeviceStream *stream = nullptr;
+    Status status = this->stream(worker, device, &stream, error);
+    if (status != Status::Ok)
+        return status;
+    auto call = [&] {
+        DeviceCall inside(clock, now_ns());
+        return device.api->mirror_write(stream, load.mirror->handle(), region, first, count, records, error);
+    };
+    status = call();
+    if (status == Status::NoMemory && mirrors_.evict_one(device, load.key))
+        status = call();
+    return status;
+}
+
+Status Loader::end(Worker &worker, CallClock &clock, uint32_t session, const LoadEndRequest &request, Response *response)
+{
+    std::shared_ptr<Load> load = mirrors_.find_load(request.load, session);
+    if (load == nullptr) {
+        snprintf(response->message, kErrorBytes, "no such load (any more)");
+        return Status::Cold;
+    }
+    std::lock_guard lock(load->writing);
+    if (load->ended) {
+        snprintf(response->message, kErrorBytes, "the load has ended");
+        return Status::Cold;
+    }
+    load->ended = true;
+    Status status = load->failed;
+    if (status != Status::Ok)
+        snprintf(response->message, kErrorBytes, "%s", load->reason);
+    bool commit = request.abort == 0 && status == Status::Ok && !load->cancelled;
+    if (commit) {
+        DeviceStream *stream = nullptr;
+        status = this->stream(worker, *load->device, &stream, response->message);
+        if (status == Status::Ok) {
+            DeviceCall inside(clock, now_ns());
+            status = load->device->api->mirror_commit(stream, load->mirror->handle(), &load->state, response->message);
+        }
+    }
+    uint64_t bytes = 0;
+    Status ended = mirrors_.end(load, commit && status == Status::Ok, &bytes);
+    response->end.bytes = bytes;
+    if (request.abort != 0)
+        return Status::Ok;
+    if (status == Status::Ok && ended != Status::Ok)
+        snprintf(response->message, kErrorBytes, "the index was evicted meanwhile");
+    return status != Status::Ok ? status : ended;
+}
+
+Status Loader::stream(Worker &worker, OpenDevice &device, DeviceStream **stream, char *error)
+{
+    Stream &mine = worker.streams[&device];
+    if (mine == nullptr) {
+        Status status = device.open_stream(&mine, error);
+        if (status != Status::Ok)
+            return status;
+    }
+    *stream = mine.get();
+    return Status::Ok;
+}
+
+} // namespace vecgpu
