@@ -81,7 +81,7 @@ def kill(b, e):
               "WHERE id = :qid))::int);\n")
     guc = dict(b.options(e), **HOST)
     b.c.sql(f"SELECT vecgpu_prewarm('{e.index}')", HOST)
-    run = Pgbench(b.c, script, 64, seconds=8, guc=guc)
+    run = Pgbench(b.c, script, 64, seconds=12, guc=guc)
     waits, loads = [], []
     try:
         for _ in range(2):
@@ -92,7 +92,7 @@ def kill(b, e):
             os.kill(pids[0], signal.SIGKILL)
             killed = time.monotonic()
             ready = None
-            while time.monotonic() - killed < 30:
+            while run.process.poll() is None:
                 if ready is None and b.c.sql(f"SELECT count(*) FROM vecgpu_mirrors() WHERE state = 'ready'", HOST) != "0":
                     ready = time.monotonic()
                     before = int(b.c.sql(count))
@@ -102,7 +102,7 @@ def kill(b, e):
                     break
                 time.sleep(0.01)
             else:
-                raise Failed("no answer of the device within 30 s after the kill")
+                raise Failed("no answer of the device as long as clients ran")
     finally:
         r = run.result()                                       # raises if a client had an error or a wrong answer
     b.put(e, "kill_errors", 0)

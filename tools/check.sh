@@ -32,7 +32,9 @@ counts_in() { sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed$/\1 \2/p
 
 cleanup() {
     [ -n "${WORK:-}" ] || return 0
-    if [ -d "$WORK/data" ]; then stop_server data; fi
+    for name in data device; do
+        if [ -d "$WORK/$name" ]; then stop_server "$name"; fi
+    done
     if [ -n "$KEEP" ]; then
         say "left for a look: $WORK"
     else
@@ -137,7 +139,7 @@ copy_tests() {
     if is_root; then chown -R "$SERVER_USER" "$WORK/tree"; fi
 }
 
-# regress_suite SUITE PROGRAM TEST...: pg_regress or pg_isolation_regress
+# regress_suite SUITE PROGRAM TEST...: pg_regress or pg_isolation_regress, on the server SERVER
 regress_suite() {
     local suite=$1 program=$2 log=$WORK/$1.log out=$WORK/$1-out passed failed
     shift 2
@@ -150,7 +152,7 @@ regress_suite() {
     if [ "$failed" -gt 0 ]; then
         grep -vE '^(test .*\.\.\. ok|ok [0-9]+)' "$log" || true
         if [ -s "$out/regression.diffs" ]; then head -n 300 "$out/regression.diffs"; fi
-        as_server_user tail -n 30 "$WORK/data/server.log"
+        as_server_user tail -n 30 "$WORK/$SERVER/server.log"
         KEEP=1
     fi
     add "$suite" "$passed" "$failed"
@@ -167,13 +169,15 @@ names() {
     done
 }
 
+# tap_suite SUITE DEVICE FILE...: DEVICE as for VECGPU_TEST_DEVICE (test/perl/VecgpuTest.pm)
 tap_suite() {
-    local log=$WORK/tap.log counts files regress_log
-    files=("$WORK"/tree/test/t/*.pl)
+    local suite=$1 device=$2 log=$WORK/tap.log counts files regress_log tap=$WORK/tap$2
+    shift 2
+    files=("$@")
     [ -e "${files[0]}" ] || return 0
-    as_server_user mkdir -p "$WORK/tap/tmp_check/log" "$WORK/tap/ports"
-    as_server_user env TESTDIR="$WORK/tap" TESTDATADIR="$WORK/tap/tmp_check" TESTLOGDIR="$WORK/tap/tmp_check/log" \
-        PG_TEST_PORT_DIR="$WORK/tap/ports" PATH="$PG_BINDIR:$PATH" PGPORT=65432 \
+    as_server_user mkdir -p "$tap/tmp_check/log" "$tap/ports"
+    as_server_user env VECGPU_TEST_DEVICE="$device" TESTDIR="$tap" TESTDATADIR="$tap/tmp_check" TESTLOGDIR="$tap/tmp_check/log" \
+        PG_TEST_PORT_DIR="$tap/ports" PATH="$PG_BINDIR:$PATH" PGPORT=65432 \
         PG_REGRESS="$PGXS_SRC/test/regress/pg_regress" \
         bash -c 'cd tree && exec "$@"' - perl run_tap.pl 2 "$PGXS_SRC/test/perl:$WORK/tree/test/perl:$WORK/tree" \
         "${files[@]#"$WORK"/tree/}" 2>&1 | tee "$log" || true
@@ -181,7 +185,7 @@ tap_suite() {
     [ -n "$counts" ] || counts="0 1"
     if [ "${counts#* }" -gt 0 ]; then
         KEEP=1
-        for regress_log in "$WORK"/tap/tmp_check/log/regress_log_*; do
+        for regress_log in "$tap"/tmp_check/log/regress_log_*; do
             if grep -qE 'not ok|died|error running|timed out' "$regress_log" 2>/dev/null; then
                 say "end of ${regress_log##*/}"
                 tail -n 40 "$regress_log"
@@ -189,7 +193,7 @@ tap_suite() {
         done
     fi
     # shellcheck disable=SC2086
-    add TAP $counts
+    add "$suite" $counts
 }
 
 ensure_packages tests
@@ -202,24 +206,40 @@ engine_suite
 
 copy_tests
 cp "$ROOT/tools/run_tap.pl" "$WORK/tree/"
-start_server data "fsync = off" "autovacuum = off" "max_wal_size = '4GB'" "max_prepared_transactions = 10" "log_min_messages = warning"
+SETTINGS=("fsync = off" "autovacuum = off" "max_wal_size = '4GB'" "max_prepared_transactions = 10" "log_min_messages = warning")
 
-mapfile -t TESTS < <(names test/sql .sql)
-if [ "${#TESTS[@]}" -gt 0 ]; then
-    say "regress"
-    regress_suite regress "$PGXS_SRC/test/regress/pg_regress" "${TESTS[@]}"
-fi
-if [ "$MODE" = full ]; then
+# sql_suites SUFFIX: regress and, in full, isolation tests on the server SERVER
+sql_suites() {
+    mapfile -t TESTS < <(names test/sql .sql)
+    if [ "${#TESTS[@]}" -gt 0 ]; then
+        say "regress$1"
+        regress_suite "regress$1" "$PGXS_SRC/test/regress/pg_regress" "${TESTS[@]}"
+    fi
+    [ "$MODE" = full ] || return 0
     mapfile -t TESTS < <(names test/specs .spec)
     if [ "${#TESTS[@]}" -gt 0 ]; then
-        say "isolation"
-        regress_suite isolation "$PGXS_SRC/test/isolation/pg_isolation_regress" "${TESTS[@]}"
+        say "isolation$1"
+        regress_suite "isolation$1" "$PGXS_SRC/test/isolation/pg_isolation_regress" "${TESTS[@]}"
     fi
-fi
+}
+
+SERVER=data
+start_server data "${SETTINGS[@]}"
+sql_suites ""
 stop_server data
+
+# Once more, with every search sent through the engine, on its CPU device, where no answer is an error.
+SERVER=device
+start_server device "${SETTINGS[@]}" "vecgpu.device = host" "vecgpu.fallback = off"
+sql_suites "_device"
+stop_server device
+
 if [ "$MODE" = full ]; then
     say "TAP"
-    tap_suite
+    tap_suite TAP "" "$WORK"/tree/test/t/*.pl
+    say "TAP, through the engine"
+    mapfile -t TESTS < <(find "$WORK/tree/test/t" -name '*.pl' ! -name '*_engine*' | sort)
+    tap_suite TAP_device host "${TESTS[@]}"
 fi
 
 if [ "${#BROKEN[@]}" -gt 0 ]; then say "failures in: ${BROKEN[*]}"; fi

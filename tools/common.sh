@@ -151,6 +151,7 @@ ensure_packages() {
 installed_is_current() {
     local file
     cmp -s "$ROOT/vecgpu.so" "$1/vecgpu.so" || return 1
+    cmp -s "$ROOT/vecgpu-engine" "$1/vecgpu-engine" || return 1
     for file in "$ROOT"/vecgpu.control "$ROOT"/sql/vecgpu--*.sql; do
         cmp -s "$file" "$2/${file##*/}" || return 1
     done

@@ -374,34 +374,23 @@ VgFallback VgLoadMirror(Relation index, Lane lane, bool wait, MirrorLoad *load)
     return failed;
 }
 
-void VgRequestMirror(Relation index, Lane lane)
+void VgRequestMirror(Relation index, const Meta &meta, Lane lane)
 {
-    /* One request in a while: a worker sees to all that there is. */
-    static TimestampTz last = 0;
-    static Oid last_index = InvalidOid;
-    TimestampTz now = GetCurrentTimestamp();
-    Oid oid = RelationGetRelid(index);
-    if (oid == last_index && !TimestampDifferenceExceeds(last, now, 200))
-        return;
-    last = now;
-    last_index = oid;
-    VgStartLoader(index, lane);
+    if (VgMayAskForLoad(VgIndexKey(index, meta)))
+        VgStartLoader(index, lane);
 }
 
 void VgCatchUpMirror(Relation index, Lane lane, uint64_t epoch)
 {
-    static TimestampTz last = 0;
-    TimestampTz now = GetCurrentTimestamp();
-    if (!TimestampDifferenceExceeds(last, now, 5))
-        return;
-    last = now;
     Meta meta;
     VgReadMeta(index, &meta);
     /* On a standby, replay may recycle pages of an old generation: an error that the search itself need not meet. */
     if (epoch < meta.journal_floor || RecoveryInProgress()) {
-        VgRequestMirror(index, lane);
+        VgRequestMirror(index, meta, lane);
         return;
     }
+    if (!VgMayFeed(VgIndexKey(index, meta)))
+        return;
     MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "vecgpu mirror", ALLOCSET_DEFAULT_SIZES);
     MemoryContext old = MemoryContextSwitchTo(context);
     Loader *loader = NewLoader(index, &meta, lane);
@@ -411,7 +400,7 @@ void VgCatchUpMirror(Relation index, Lane lane, uint64_t epoch)
     MemoryContextSwitchTo(old);
     MemoryContextDelete(context);
     if (failed == VgFallback::Behind)
-        VgRequestMirror(index, lane);
+        VgRequestMirror(index, meta, lane);
 }
 
 } // namespace vecgpu

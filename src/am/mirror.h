@@ -27,7 +27,7 @@ struct MirrorLoad {
 VgFallback VgLoadMirror(Relation index, Lane lane, bool wait, MirrorLoad *load);
 
 /* Asks for a load in the background, by a worker. Cheap to call often. */
-void VgRequestMirror(Relation index, Lane lane);
+void VgRequestMirror(Relation index, const Meta &meta, Lane lane);
 
 /* How a request hands the lane to the worker, beside the database. */
 struct LoadRequest {

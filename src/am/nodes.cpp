@@ -159,8 +159,12 @@ bool Nodes::next_from_engine(uint32_t *slot, float *key)
         if (form_ == SearchForm::Exact) {
             k = std::max<uint64_t>({kExactFirst, demand_.rows, 4 * static_cast<uint64_t>(width_), 2 * emitted_});
         } else if (width_ == 0) {
-            /* What a LIMIT needs with its look-ahead, at once; a cursor gets what the beam holds. */
-            k = demand_.rows == 0 ? demand_.ef : demand_.look_ahead ? 2 * demand_.rows : demand_.rows;
+            /*
+             * What a LIMIT needs with its look-ahead, at once, and the node after it, which tells the scan that no other is as near as the
+             * last. A cursor gets what the beam holds.
+             */
+            uint64_t nodes = demand_.rows + 1;
+            k = demand_.rows == 0 ? demand_.ef : demand_.look_ahead ? 2 * nodes : nodes;
         } else {
             k = 2 * static_cast<uint64_t>(width_);
         }
@@ -397,7 +401,7 @@ bool Nodes::ask(uint32_t k)
             return true;
         bool mirror = reason == VgFallback::Cold || reason == VgFallback::Behind || reason == VgFallback::Loading;
         if (mirror && vg_fallback)
-            VgRequestMirror(index_, lane_);
+            VgRequestMirror(index_, *meta_, lane_);
         if (vg_fallback)
             break;
         if (mirror) {

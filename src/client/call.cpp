@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kConnectMs = 250;
 constexpr int64_t kWaitSliceNs = 10 * 1000000;
+constexpr uint64_t kAskIntervalNs = 200 * 1000000ull; /* a worker needs some time to start and load */
+constexpr uint64_t kFeedIntervalNs = 10 * 1000000ull;
 constexpr long kRetryMs = 50, kLongestRetryMs = 1000;
 constexpr long kStartMs = 20000; /* that a caller who waits gives an engine to come up */
 
@@ -113,8 +115,10 @@ VgFallback VgReachEngine(VgPatience patience, Lane *lane)
 {
     *lane = vg_device == kDeviceHost ? Lane::Host : Lane::Gpu;
     VgFallback reason = Reach(patience);
-    for (long waited = 0; patience == VgPatience::Wait && reason != VgFallback::None && reason != VgFallback::Version && waited < kStartMs;
-         waited += 10) {
+    bool wait = patience == VgPatience::Wait && reason != VgFallback::None;
+    TimestampTz until = wait ? TimestampTzPlusMilliseconds(GetCurrentTimestamp(), kStartMs) : 0;
+    while (wait && reason != VgFallback::None && reason != VgFallback::Version &&
+           GetCurrentTimestamp() < until) {
         CHECK_FOR_INTERRUPTS();
         (void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 10, PG_WAIT_EXTENSION);
         ResetLatch(MyLatch);
@@ -207,6 +211,29 @@ void VgCloseCall(Call *call)
         call_release(&caller, call);
     else
         call_abandon(call);
+}
+
+/* True for one of all sessions in interval_ns. */
+static bool MyTurn(std::atomic<uint64_t> &last_ns, uint64_t interval_ns)
+{
+    uint64_t last = last_ns.load();
+    uint64_t now = now_ns();
+    return (now < last || now - last > interval_ns) && last_ns.compare_exchange_strong(last, now);
+}
+
+static uint32_t AskedEntry(const IndexKey &index)
+{
+    return (index.file ^ index.generation) % kAskedEntries;
+}
+
+bool VgMayAskForLoad(const IndexKey &index)
+{
+    return connection.fd >= 0 && MyTurn(connection.area->load_asked_ns[AskedEntry(index)], kAskIntervalNs);
+}
+
+bool VgMayFeed(const IndexKey &index)
+{
+    return connection.fd >= 0 && MyTurn(connection.area->feed_tried_ns[AskedEntry(index)], kFeedIntervalNs);
 }
 
 VgFallback VgFallbackOf(Status status)

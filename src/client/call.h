@@ -44,6 +44,10 @@ VgFallback VgWaitCall(Call *call, long timeout_ms);
 /* Gives the slot back, in whatever state the call is. */
 void VgCloseCall(Call *call);
 
+/* True for one session of all in a while: the one that asks for a load of this index, or sends what its mirror lacks. */
+bool VgMayAskForLoad(const IndexKey &index);
+bool VgMayFeed(const IndexKey &index);
+
 /* What a status of the engine means for a search; None for Ok. */
 VgFallback VgFallbackOf(Status status);
 

@@ -50,6 +50,8 @@ void ControlWork::run(uint32_t number, CallClock &clock, std::span<const Task> b
         Slot &slot = area_.slot[task.slot];
         /* An end that nobody waits for still has to be done: it is the end of a load. */
         if (task.request.op != Op::LoadEnd && !slot_wanted(slot.control, task.claim)) {
+            if (task.request.op == Op::LoadWrite)
+                loader_.spoil(session_of(task.claim), task.request.write);
             slot_finish<SharedFutex>(slot.control, task.claim);
             continue;
         }
@@ -85,8 +87,12 @@ Status ControlWork::execute(Loader::Worker &worker, CallClock &clock, const Task
             }
             return status;
         }
-        case Op::LoadWrite:
-            return loader_.write(worker, clock, session, request.write, slot.payload, response);
+        case Op::LoadWrite: {
+            Status status = loader_.write(worker, clock, session, request.write, slot.payload, response);
+            if (!slot_wanted(slot.control, task.claim))
+                loader_.spoil(session, request.write);
+            return status;
+        }
         case Op::LoadEnd: {
             Status status = loader_.end(worker, clock, session, request.end, response);
             mirrors_.sweep(); /* what it replaced */

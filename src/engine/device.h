@@ -6,6 +6,7 @@
  *
  * Rules for every call:
  * - It returns a Status (protocol/message.h). Anything but Ok leaves a sentence in *error (if not null), which has kErrorBytes.
+ *   BadRequest: a shape, a parameter or a range that cannot be. NoMemory: it does not fit; the device is as before.
  *   DeviceLost means that the device is of no more use in this process: the engine ends and is started again.
  * - No exception leaves it. It blocks until its work is done.
  * - Any thread may call; calls with the same stream come one at a time. Searches of a mirror may run beside writes to it, and beside its commit:
@@ -64,7 +65,7 @@ struct BatchParams {
     uint32_t k;
     uint32_t ef;
     uint32_t dimensions;
-    const uint64_t *filter; /* bit s: slot s may be returned; null: all. Nodes whose rows are all dead are never returned. */
+    const uint64_t *filter; /* bit s: slot s may be returned, for every committed node; null: all. Nodes whose rows are all dead are never returned. */
 };
 
 struct BatchQuery {

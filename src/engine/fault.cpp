@@ -195,10 +195,10 @@ void spoil_hits(Hit *hits, uint32_t n, uint32_t nodes)
     static std::atomic<uint64_t> calls{0};
     uint64_t state = calls.fetch_add(1, std::memory_order_relaxed) * 0x9e3779b97f4a7c15;
     auto random = [&state] { /* splitmix64 */
-        uint64_t z = state += 0x9e3779b97f4a7c15;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-        return z ^ (z >> 31);
+                             uint64_t z = state += 0x9e3779b97f4a7c15;
+                             z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+                             z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+                             return z ^ (z >> 31);
     };
     for (uint32_t i = 0; i < n; i++) {
         uint32_t bits = uint32_t(random());

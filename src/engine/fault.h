@@ -10,8 +10,8 @@
  *   action     oom     the call answers NoMemory
  *              error   DeviceError
  *              lost    DeviceLost
- *              wrong   search only: answers that look like answers: any slots, some of nodes that do not exist, some twice, in no order,
- *                      with keys of anything. The number of hits stays
+ *              wrong   search only: answers that look like answers: any slots, some of nodes that do not exist, some twice,
+ *                      in no order, with any keys, NaN too. The number of hits stays
  *              hang    the call does not return until the file no longer has a line of this operation with hang
  *              slow    50 ms longer
  *              crash   SIGSEGV
@@ -51,8 +51,8 @@ public:
     FaultAction take(FaultOperation operation);
 
     /*
-     * take(), and what it says: sleeps, dies, or returns the status the call is to end with, with a sentence in *error. Ok: the call goes on; then
-     * *wrong (may be null) says whether its answers are to be spoiled.
+     * take(), and what it says: sleeps, dies, or returns the status that the call is to end with, with a sentence in *error. Ok:
+     * the call goes on; then *wrong (may be null) says whether its answers are to be spoiled.
      */
     Status strike(FaultOperation operation, char *error, bool *wrong);
 

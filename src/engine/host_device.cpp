@@ -163,8 +163,7 @@ Status host_memory_register(Device *, void *, size_t, char *)
     return Status::Ok; /* all memory is as near as any other */
 }
 
-void host_memory_unregister(Device *, void *)
-{}
+void host_memory_unregister(Device *, void *) {}
 
 uint64_t host_mirror_bytes(Device *, const MirrorShape *shape)
 {
@@ -201,8 +200,8 @@ Status host_mirror_write(DeviceStream *stream, DeviceMirror *mirror, Region regi
             return status;
         RecordArray *array = mirror->host.region(region);
         if (!array || first > array->records() || count > array->records() - first)
-            return fail(Status::BadRequest, error, "records %u and the next %u of region %u are beyond the mirror", first,
-                        count, unsigned(region));
+            return fail(Status::BadRequest, error, "records %u and the next %u of region %u are beyond the mirror",
+                        first, count, unsigned(region));
         if (region == Region::Vectors)
             array->write_private(first, count, records);
         else
@@ -219,8 +218,9 @@ Status host_mirror_commit(DeviceStream *stream, DeviceMirror *mirror, const Mirr
             return status;
         const MirrorShape &shape = mirror->host.shape;
         if (state->nodes > shape.nodes || state->upper > shape.upper)
-            return fail(Status::BadRequest, error, "%u nodes and %u upper records are more than the mirror has room for",
-                        state->nodes, state->upper);
+            return fail(Status::BadRequest, error,
+                        "%u nodes and %u upper records are more than the mirror has room for", state->nodes,
+                        state->upper);
         mirror->host.state.write(*state);
         return Status::Ok;
     });

@@ -1,8 +1,8 @@
 /*
  * host_mirror.h: the memory of a mirror on the host device.
  *
- * A mirror is one array a region (Vectors, Links, Slots, Upper), record i at i * record_bytes, as device.h lays down. The arrays have their
- * full capacity from the start but are anonymous mappings: what was never written takes no memory.
+ * A mirror is one array a region (Vectors, Links, Slots, Upper), record i at i * record_bytes, as device.h lays down. The arrays
+ * have their full capacity from the start but are anonymous mappings: what was never written takes no memory.
  *
  * Searches run beside writes. What keeps that defined:
  * - Links, Slots and Upper are read and written word by word with relaxed atomics, so a reader sees for each word some value that was

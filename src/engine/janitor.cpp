@@ -72,6 +72,7 @@ void Janitor::work()
         buried.clear();
         mirrors_.sweep();
         if (now_ns() - looked_ns >= kRoundNs) {
+            mirrors_.cancel_forgotten();
             mirrors_.evict_vanished();
             looked_ns = now_ns();
         }

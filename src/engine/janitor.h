@@ -1,5 +1,5 @@
 /*
- * janitor.h: the thread that frees what nobody holds any more and notices indexes that are gone.
+ * janitor.h: the thread that frees what nobody holds any more and notices indexes and loads that are gone.
  *
  * A thread of its own because both may take long: freeing device memory, and asking a slow file system.
  */

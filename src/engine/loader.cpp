@@ -173,6 +173,18 @@ Status Loader::write_records(Worker &worker, CallClock &clock, Load &load, Regio
     return status;
 }
 
+void Loader::spoil(uint32_t session, const LoadWriteRequest &request)
+{
+    std::shared_ptr<Load> load = mirrors_.find_load(request.load, session);
+    if (load == nullptr)
+        return;
+    std::lock_guard lock(load->writing);
+    if (load->failed != Status::Ok)
+        return;
+    load->failed = Status::BadRequest;
+    snprintf(load->reason, kErrorBytes, "a write of this load was given up");
+}
+
 Status Loader::end(Worker &worker, CallClock &clock, uint32_t session, const LoadEndRequest &request, Response *response)
 {
     std::shared_ptr<Load> load = mirrors_.find_load(request.load, session);

@@ -33,6 +33,8 @@ public:
                  Response *response);
     Status write(Worker &worker, CallClock &clock, uint32_t session, const LoadWriteRequest &request, const uint8_t *payload,
                  Response *response);
+    /* A write was given up, done or not: the session may have put other bytes into its staging memory meanwhile. */
+    void spoil(uint32_t session, const LoadWriteRequest &request);
     Status end(Worker &worker, CallClock &clock, uint32_t session, const LoadEndRequest &request, Response *response);
 
 private:

@@ -80,10 +80,9 @@ Status Mirrors::begin(uint32_t session, const LoadBeginRequest &request, const M
             return Status::Current;
         }
         if (entry.load != nullptr) {
-            /* Its own, left behind by an error, or forgotten: taken over, but not while the engine still works on it. */
+            /* Its own, left behind by an error: taken over, but not while the engine still works on it. */
             bool idle = loads_.contains(entry.load->id) && entry.load.use_count() <= 2; /* held by the two tables only */
-            bool forgotten = entry.load->active_ns + kLoadForgottenNs < now_ns();
-            if ((entry.load->session != session && !forgotten) || !idle) {
+            if (entry.load->session != session || !idle) {
                 say(response->message, "another session loads the index");
                 return Status::Busy;
             }
@@ -238,6 +237,19 @@ void Mirrors::drop_session(uint32_t session)
     for (auto at = table_.begin(); at != table_.end();) {
         Entry &entry = at->second;
         if (entry.load != nullptr && entry.load->session == session)
+            cancel(entry);
+        at = entry.ready == nullptr && entry.load == nullptr ? table_.erase(at) : std::next(at);
+    }
+}
+
+void Mirrors::cancel_forgotten()
+{
+    uint64_t now = now_ns();
+    std::lock_guard lock(mutex_);
+    for (auto at = table_.begin(); at != table_.end();) {
+        Entry &entry = at->second;
+        if (entry.load != nullptr && loads_.contains(entry.load->id) && entry.load.use_count() <= 2 &&
+            entry.load->active_ns + kLoadForgottenNs < now)
             cancel(entry);
         at = entry.ready == nullptr && entry.load == nullptr ? table_.erase(at) : std::next(at);
     }

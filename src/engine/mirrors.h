@@ -61,6 +61,9 @@ public:
     /* Frees what was retired and is no longer held. */
     void sweep();
 
+    /* Cancels loads that nothing was written to for kLoadForgottenNs. Their sessions are told so when they come back. */
+    void cancel_forgotten();
+
     /* Evicts mirrors whose file is gone or empty: dropped, truncated, rewritten. */
     void evict_vanished();
 
@@ -103,7 +106,7 @@ private:
 /* A mirror that was searched within this time does not make room for another index. */
 constexpr uint64_t kInUseNs = 1000000000;
 
-/* A load that nothing was written to for so long is given up when another session wants to load. */
+/* So long may a session take from one write to the next. */
 constexpr uint64_t kLoadForgottenNs = 30000000000;
 
 /* A storage that takes less than this one, or the same: no further. */

@@ -325,8 +325,13 @@ void prepare_process()
 Ending serve(const Options &options)
 {
     try {
-        Server server(options);
-        return server.run();
+        Ending ending;
+        {
+            Server server(options);
+            ending = server.run();
+        } /* devices close here */
+        alarm(0);
+        return ending;
     } catch (const std::exception &problem) {
         log_line(LogLevel::Warning, "the engine failed: %s", problem.what());
         end_now(Ending::Broken);

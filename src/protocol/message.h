@@ -112,7 +112,10 @@ struct LoadBeginRequest {
     uint32_t index_oid;
 };
 
-/* Payload: `runs` Run records. */
+/*
+ * Payload: `runs` Run records. A session that gives a LoadWrite up aborts the load, and writes to that staging memory no more, for the
+ * engine may still be reading it: it brings another one, or disconnects.
+ */
 struct LoadWriteRequest {
     uint64_t load;
     uint32_t runs;
@@ -236,6 +239,8 @@ struct alignas(128) Slot {
     Hit hits[kMaxHits];
 };
 
+constexpr uint32_t kAskedEntries = 64;
+
 struct Area {
     uint32_t magic;
     uint32_t version;
@@ -245,6 +250,9 @@ struct Area {
     char gpu_reason[120];
     alignas(64) std::atomic<uint64_t> heartbeat_ns; /* now_ns() of the engine, ten times a second; 0: it has ended */
     alignas(64) std::atomic<uint32_t> in_flight[kLanes]; /* requests taken and not finished: a hint, for who thinks of spinning */
+    /* Written by sessions: when one of them last saw to an index that hashes here, so that one of hundreds does. */
+    alignas(64) std::atomic<uint64_t> load_asked_ns[kAskedEntries]; /* asked for a load in the background */
+    std::atomic<uint64_t> feed_tried_ns[kAskedEntries];             /* sent what was missing */
     alignas(128) SharedBell bells[kLanes];
     alignas(4096) Slot slot[1]; /* `slots` of them */
 };
