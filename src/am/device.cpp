@@ -31,40 +31,38 @@ constexpr long kAskTimeoutMs = 5000;
 template <class Entry, class Visit>
 VgFallback ForEntries(Op op, Visit visit)
 {
-    uint32_t first = 0;
-    for (;;) {
+    /* Room first: no error may come between an answer and the release of its slot. */
+    constexpr uint32_t most = kQueryBytes / sizeof(Entry);
+    Entry *entries = static_cast<Entry *>(palloc(most * sizeof(Entry)));
+    VgFallback failed = VgFallback::None;
+    for (uint32_t first = 0, total = 1; first < total && failed == VgFallback::None;) {
         CHECK_FOR_INTERRUPTS();
         Call call;
-        VgFallback failed = VgOpenCall(&call);
+        failed = VgOpenCall(&call);
         if (failed != VgFallback::None)
-            return failed;
+            break;
         call.slot->request.op = op;
         call.slot->request.list = {first, 0};
         VgSubmitCall(&call, Lane::Control);
         failed = VgWaitCall(&call, kAskTimeoutMs);
         if (failed != VgFallback::None)
-            return failed;
+            break;
         failed = VgFallbackOf(call.slot->response.status);
         uint32_t count = call.slot->response.count;
-        uint32_t total = call.slot->response.list.total;
-        if (failed == VgFallback::None && count > kQueryBytes / sizeof(Entry))
+        total = call.slot->response.list.total;
+        if (count > most)
             failed = VgFallback::WrongAnswer;
-        Entry *entries = nullptr;
-        if (failed == VgFallback::None && count > 0) {
-            entries = static_cast<Entry *>(palloc(sizeof(Entry) * count));
+        if (failed == VgFallback::None)
             memcpy(entries, call.slot->payload, sizeof(Entry) * count);
-        }
         VgCloseCall(&call);
-        if (failed != VgFallback::None)
-            return failed;
+        if (failed != VgFallback::None || count == 0)
+            break;
         for (uint32_t i = 0; i < count; i++)
             visit(entries[i]);
-        if (entries != nullptr)
-            pfree(entries);
         first += count;
-        if (count == 0 || first >= total)
-            return VgFallback::None;
     }
+    pfree(entries);
+    return failed;
 }
 
 const char *LaneName(Lane lane)

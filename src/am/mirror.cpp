@@ -214,6 +214,8 @@ bool FromJournal(Loader *loader, uint64_t epoch, uint32_t most)
 VgFallback Begin(Loader *loader, bool *current)
 {
     *current = false;
+    char path[MAXPGPATH];
+    VgCopyPath(loader->index, path, sizeof(path));
     Call call;
     VgFallback failed = VgOpenCall(&call);
     if (failed != VgFallback::None)
@@ -222,7 +224,7 @@ VgFallback Begin(Loader *loader, bool *current)
     request.op = Op::LoadBegin;
     request.begin = {VgIndexKey(loader->index, *loader->meta), loader->lane, RelationGetRelid(loader->index)};
     memcpy(call.slot->payload, loader->meta, sizeof(Meta));
-    VgCopyPath(loader->index, reinterpret_cast<char *>(call.slot->payload) + sizeof(Meta), MAXPGPATH);
+    memcpy(call.slot->payload + sizeof(Meta), path, sizeof(path));
     VgSubmitCall(&call, Lane::Control);
     failed = VgWaitCall(&call, kLoadTimeoutMs);
     if (failed != VgFallback::None)

@@ -260,19 +260,8 @@ void Nodes::read_tail(uint32_t nodes, uint32_t twins)
 }
 
 /* Whether an answer can be true: hits in order, of nodes that there are, with keys like those of the pages. */
-bool Nodes::accept(const Response &response, const Hit *hits, uint32_t k)
+bool Nodes::accept(const Response &response)
 {
-    if (response.count > k || response.count > kMaxHits)
-        return false;
-    if (hits_capacity_ < response.count) {
-        if (hits_ != nullptr)
-            pfree(hits_);
-        hits_capacity_ = k;
-        hits_ = static_cast<Hit *>(MemoryContextAlloc(context_, sizeof(Hit) * hits_capacity_));
-    }
-    /* A copy first: the memory is shared. */
-    memcpy(hits_, hits, sizeof(Hit) * response.count);
-    hits_count_ = hits_checked_ = 0;
     uint32_t strange = 0;
     for (uint32_t i = 0; i < response.count; i++) {
         /* Beyond both states there may be a few, of a mirror that caught up meanwhile. */
@@ -305,13 +294,23 @@ bool Nodes::accept(const Response &response, const Hit *hits, uint32_t k)
 
 bool Nodes::ask_once(uint32_t k, VgFallback *reason)
 {
+    /* Room first: no error may come between an answer and the release of its slot. */
+    hits_count_ = hits_checked_ = 0;
+    if (hits_capacity_ < k) {
+        if (hits_ != nullptr)
+            pfree(hits_);
+        hits_ = nullptr;
+        hits_ = static_cast<Hit *>(MemoryContextAlloc(context_, sizeof(Hit) * k));
+        hits_capacity_ = k;
+    }
+    IndexKey key = VgIndexKey(index_, *meta_);
     Call call;
     *reason = VgOpenCall(&call);
     if (*reason != VgFallback::None)
         return false;
     Request &request = call.slot->request;
     request.op = Op::Search;
-    request.search.index = VgIndexKey(index_, *meta_);
+    request.search.index = key;
     request.search.form = form_;
     request.search.k = k;
     request.search.ef = form_ == SearchForm::Graph ? std::max(k, demand_.ef) : k;
@@ -325,22 +324,23 @@ bool Nodes::ask_once(uint32_t k, VgFallback *reason)
     if (*reason != VgFallback::None)
         return false;
 
+    /* The memory is shared: what is looked at must be a copy. */
     Response response = call.slot->response;
     response.message[sizeof(response.message) - 1] = '\0';
-    *reason = VgFallbackOf(response.status);
-    bool good = false;
-    if (*reason == VgFallback::None) {
-        good = true;
-        if (response.count > kMaxHits || !accept(response, call.slot->hits, k)) {
-            good = false;
-            *reason = VgFallback::WrongAnswer;
-        }
-    } else if (response.message[0] != '\0') {
-        ereport(DEBUG1, (errmsg_internal("vecgpu engine answers: %s", response.message)));
-    }
+    bool fits = response.status == Status::Ok && response.count <= k;
+    if (fits)
+        memcpy(hits_, call.slot->hits, sizeof(Hit) * response.count);
     VgCloseCall(&call);
-    if (!good)
+    *reason = VgFallbackOf(response.status);
+    if (*reason != VgFallback::None) {
+        if (response.message[0] != '\0')
+            ereport(DEBUG1, (errmsg_internal("vecgpu engine answers: %s", response.message)));
         return false;
+    }
+    if (!fits || !accept(response)) {
+        *reason = VgFallback::WrongAnswer;
+        return false;
+    }
 
     width_ = k;
     if (response.count < k) {

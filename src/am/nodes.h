@@ -47,7 +47,7 @@ private:
     bool take(uint32_t *slot, float *key);
     bool ask(uint32_t k);
     bool ask_once(uint32_t k, VgFallback *reason);
-    bool accept(const Response &response, const Hit *hits, uint32_t k);
+    bool accept(const Response &response);
     void verify(uint32_t most);
     void add(const uint32_t *slots, uint32_t n, bool from_mirror);
     void read_tail(uint32_t nodes, uint32_t twins);

@@ -66,11 +66,11 @@ VgFallback Connect(VgPatience patience)
     }
     if (error == EPROTO && connection.status == Status::BadVersion) {
         static bool told = false;
-        if (!told)
+        if (!told && patience != VgPatience::Look)
             ereport(LOG, (errmsg("the vecgpu engine that runs speaks version %u of the protocol, this module version %u",
                                  connection.version, kProtocolVersion),
                           errhint("Restart the server after an update.")));
-        told = true;
+        told = told || patience != VgPatience::Look;
         return Failed(VgFallback::Version);
     }
     ereport(DEBUG1, (errmsg_internal("could not connect to the vecgpu engine: %s", strerror(error))));

@@ -44,7 +44,9 @@ Status Loader::begin(CallClock &clock, uint32_t session, const LoadBeginRequest 
         snprintf(response->message, kErrorBytes, "no device of this kind");
         return Status::NoDevice;
     }
-    return mirrors_.begin(session, request, meta, path, *device, clock, response);
+    Status status = mirrors_.begin(session, request, meta, path, *device, clock, response);
+    mirrors_.note_failure(request.index, *device, status);
+    return status;
 }
 
 Status Loader::write(Worker &worker, CallClock &clock, uint32_t session, const LoadWriteRequest &request,
@@ -213,6 +215,7 @@ Status Loader::end(Worker &worker, CallClock &clock, uint32_t session, const Loa
     uint64_t bytes = 0;
     Status ended = mirrors_.end(load, commit && status == Status::Ok, &bytes);
     response->end.bytes = bytes;
+    mirrors_.note_failure(load->key, *load->device, status);
     if (request.abort != 0)
         return Status::Ok;
     if (status == Status::Ok && ended != Status::Ok)

@@ -48,10 +48,30 @@ Pin Mirrors::pin(const IndexKey &key, const OpenDevice &device)
 {
     std::lock_guard lock(mutex_);
     auto found = table_.find(Key{key, &device});
-    if (found == table_.end() || found->second.ready == nullptr)
-        return {};
-    const std::shared_ptr<Mirror> &mirror = found->second.ready;
-    return {mirror, mirror->nodes, mirror->twins, mirror->epoch};
+    if (found != table_.end() && found->second.ready != nullptr) {
+        const std::shared_ptr<Mirror> &mirror = found->second.ready;
+        return {mirror, mirror->nodes, mirror->twins, mirror->epoch, Status::Ok};
+    }
+    Pin nothing;
+    nothing.absent = Status::Cold;
+    if (found != table_.end() && found->second.load != nullptr) {
+        nothing.absent = Status::Busy;
+    } else if (!failed_.empty()) {
+        auto failure = failed_.find(Key{key, &device});
+        if (failure != failed_.end() && now_ns() < failure->second.until_ns)
+            nothing.absent = failure->second.status;
+    }
+    return nothing;
+}
+
+void Mirrors::note_failure(const IndexKey &key, const OpenDevice &device, Status status)
+{
+    if (status != Status::NoMemory && status != Status::DeviceError)
+        return;
+    uint64_t now = now_ns();
+    std::lock_guard lock(mutex_);
+    std::erase_if(failed_, [now](const auto &one) { return one.second.until_ns <= now; });
+    failed_[Key{key, &device}] = {status, now + kFailedNs};
 }
 
 /* ---- loads ---- */
@@ -195,6 +215,7 @@ Status Mirrors::end(const std::shared_ptr<Load> &load, bool committed, uint64_t 
     mirror.index_oid = load->index_oid;
     mirror.path = load->path;
     *bytes = mirror.bytes;
+    failed_.erase(Key{load->key, load->device});
     for (auto at = table_.begin(); at != table_.end();) {
         if (at->first.device == load->device && superseded(at->first.index, load->key)) {
             cancel(at->second);
@@ -303,6 +324,8 @@ uint64_t Mirrors::evict(const IndexKey &key)
             retire(at->second.ready);
             at = table_.erase(at);
         }
+        if (bytes > 0)
+            failed_.clear(); /* there is room again */
     }
     sweep();
     return bytes;

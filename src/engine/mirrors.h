@@ -23,11 +23,12 @@ struct Pin {
     uint32_t nodes = 0; /* committed when it was pinned: a search sees these at least */
     uint32_t twins = 0;
     uint64_t epoch = 0;
+    Status absent = Status::Ok; /* no mirror: Cold, Busy while one is loaded, or why the last load failed, for a while */
 };
 
 class Mirrors {
 public:
-    /* For a search. Empty: no mirror. */
+    /* For a search. No mirror: the reason in `absent`. */
     Pin pin(const IndexKey &key, const OpenDevice &device);
 
     /*
@@ -51,6 +52,12 @@ public:
 
     /* The least recently used one that nobody holds, so that a device that is out of memory may try again. */
     bool evict_one(const OpenDevice &device, const IndexKey &except);
+
+    /*
+     * A load that failed would fail again if it were tried at once: for kFailedNs searches are told why, and nobody is sent to load. Only what
+     * an attempt cannot change is noted (memory, device).
+     */
+    void note_failure(const IndexKey &key, const OpenDevice &device, Status status);
 
     /* The session is gone: its loads are cancelled. */
     void drop_session(uint32_t session);
@@ -99,12 +106,19 @@ private:
     Table table_;
     std::unordered_map<uint64_t, std::shared_ptr<Load>> loads_;
     std::vector<std::shared_ptr<Mirror>> retired_;
+    struct Failure {
+        Status status;
+        uint64_t until_ns;
+    };
+    std::unordered_map<Key, Failure, KeyHash> failed_;
     std::unordered_map<uint64_t, uint32_t> refused_; /* incarnation: bits 1 << Storage */
     uint64_t last_load_ = 0;
 };
 
 /* A mirror that was searched within this time does not make room for another index. */
 constexpr uint64_t kInUseNs = 1000000000;
+
+constexpr uint64_t kFailedNs = 5000000000;
 
 /* So long may a session take from one write to the next. */
 constexpr uint64_t kLoadForgottenNs = 30000000000;

@@ -112,7 +112,7 @@ void SearchWork::run(uint32_t number, CallClock &clock, std::span<const Task> ba
         Status refused = Status::Ok;
         const char *reason = nullptr;
         if (mirror == nullptr) {
-            refused = Status::Cold;
+            refused = pin.absent;
         } else if (common.dimensions != mirror->shape.dimensions) {
             refused = Status::BadRequest;
             reason = "the index has other dimensions";
