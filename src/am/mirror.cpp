@@ -59,6 +59,8 @@ bool Settle(Loader *loader)
     if (loader->failed == VgFallback::None) {
         loader->failed = VgFallbackOf(loader->call.slot->response.status);
         VgCloseCall(&loader->call);
+    } else {
+        VgDisconnectEngine(); /* it may still read the memory that we would fill next */
     }
     return loader->failed == VgFallback::None;
 }

@@ -259,8 +259,9 @@ VgFallback VgFallbackOf(Status status)
         case Status::BadRequest:
         case Status::Unsupported:
             return VgFallback::Unsupported;
-        case Status::DeviceError:
         case Status::DeviceLost:
+            return VgFallback::Lost; /* the engine ends with its device */
+        case Status::DeviceError:
             break;
     }
     return VgFallback::DeviceError;

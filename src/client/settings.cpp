@@ -24,8 +24,8 @@ static const config_enum_entry device_values[] = {{"auto", kDeviceAuto, false},
 void VgInitSettings(void)
 {
     DefineCustomEnumVariable("vecgpu.device", "Where index searches run.",
-                             "auto takes a GPU where there is one. cpu never asks the engine. host is the engine without a "
-                             "GPU, for tests.",
+                             "auto takes a GPU where there is one. cpu never asks the engine. host is the engine on its CPU "
+                             "device.",
                              &vg_device, kDeviceAuto, device_values, PGC_USERSET, 0, nullptr, nullptr, nullptr);
     DefineCustomBoolVariable("vecgpu.fallback", "Answers from the pages when the device cannot.",
                              "off waits for the device to be ready, and raises an error where it fails.", &vg_fallback,

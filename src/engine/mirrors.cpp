@@ -71,6 +71,8 @@ void Mirrors::note_failure(const IndexKey &key, const OpenDevice &device, Status
     uint64_t now = now_ns();
     std::lock_guard lock(mutex_);
     std::erase_if(failed_, [now](const auto &one) { return one.second.until_ns <= now; });
+    if (failed_.size() >= 4096)
+        failed_.clear(); /* nobody has so many indexes */
     failed_[Key{key, &device}] = {status, now + kFailedNs};
 }
 
