@@ -350,6 +350,7 @@ VgFallback VgLoadMirror(Relation index, Lane lane, bool wait, MirrorLoad *load)
     MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "vecgpu mirror", ALLOCSET_DEFAULT_SIZES);
     MemoryContext old = MemoryContextSwitchTo(context);
     VgFallback failed = VgFallback::None;
+    int narrowed = 0;
     for (;;) {
         CHECK_FOR_INTERRUPTS();
         Meta *meta = static_cast<Meta *>(palloc(sizeof(Meta)));
@@ -367,9 +368,13 @@ VgFallback VgLoadMirror(Relation index, Lane lane, bool wait, MirrorLoad *load)
         if (RelationGetNumberOfBlocks(index) > static_cast<BlockNumber>(NBuffers) / 2)
             loader->strategy = GetAccessStrategy(BAS_BULKREAD);
         failed = Load(loader, 0, load);
-        if (failed != VgFallback::Loading || !wait)
+        /* A vector did not fit into the narrower storage that memory had room for: the next load takes another. */
+        bool narrow = failed == VgFallback::Unsupported && ++narrowed <= 2;
+        if (!narrow && (failed != VgFallback::Loading || !wait))
             break;
         MemoryContextReset(context);
+        if (narrow)
+            continue;
         (void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 5, PG_WAIT_EXTENSION);
         ResetLatch(MyLatch);
     }
