@@ -81,6 +81,12 @@ def bars(figures, rows, dim):
     part = v - h if v is not None and h is not None else None
     limit("WAL a row, the index's part", part, 1.5 * 4 * dim, "B",
           f"{show(p - h if p and h else None, 'B')}; heap {show(h, 'B')}")
+    if "gpu_qps.1" in mine:
+        for clients, least in ((1, 4_000), (16, 50_000), (64, 80_000)):
+            v = mine.get(f"gpu_qps.{clients}")
+            add(f"on the GPU: queries/s, {clients} client{'s' * (clients > 1)}", show(v), "-", f">= {least:,}", None if v is None else v >= least)
+        v = mine.get(f"gpu_recall.{ef or 100}")
+        add("  recall there", show(v, "recall"), "-", ">= 0.98", None if v is None else v >= 0.98)
     if "path_added_p50_us" in mine:
         limit("engine path, added p50, 1 client", mine["path_added_p50_us"], 15, "us")
         limit("engine path, added p99, 1 client", mine["path_added_p99_us"], 40, "us")

@@ -22,7 +22,7 @@ from data import Dataset
 SECTIONS = {"load": sections.load, "build": sections.build, "recall": sections.recall, "qps": sections.qps,
             "wal": sections_write.wal, "insert": sections_write.insert, "update": sections_write.update,
             "vacuum": sections_write.vacuum, "sustain": sections_write.sustain,
-            "engine": sections_engine.engine}
+            "engine": sections_engine.engine, "gpu": sections_engine.gpu}
 
 
 def arguments():
@@ -30,7 +30,7 @@ def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument("--data", required=True, help="folder with base.u8bin and query.u8bin")
     p.add_argument("--work", default="/tmp/vecgpu-bench", help="cluster, logs, figures")
-    p.add_argument("--sections", default=",".join(SECTIONS), help="in this order whatever is given")
+    p.add_argument("--sections", default=",".join(s for s in SECTIONS if s != "gpu"), help="in this order whatever is given; also: gpu")
     p.add_argument("--peer", choices=["pgvector", "none"], default="pgvector")
     p.add_argument("--subject", choices=["vecgpu", "none"], default="vecgpu")
     p.add_argument("--keep", action="store_true", help="use the cluster of an earlier run, keep it for the next; "

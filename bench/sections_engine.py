@@ -120,3 +120,33 @@ def engine(b):
         queries(b, e)
         kill(b, e)
     b.each(one, [e for e in b.indexed if e.name == "vecgpu"])
+
+
+GPU = {"vecgpu.device": "gpu", "vecgpu.fallback": "off"}
+
+
+def gpu(b):
+    """Searches through SQL on the GPU; what it cannot answer is an error."""
+    def one(e):
+        device, sent, size, ms = b.c.rows(f"SELECT * FROM vecgpu_prewarm('{e.index}')", GPU)[0]
+        b.put(e, "gpu_load_s", float(ms) / 1e3)
+        b.put(e, "gpu_mirror_mib", int(size) / 2**20)
+        script = f"\\set qid random(0, {len(b.data.query) - 1})\n{b.search(e, ':qid')};\n"
+        for ef in (40, b.a.ef):
+            guc = dict(b.options(e, ef), **GPU)
+            found = b.c.answers(f"SELECT {{q}}, array_agg(id) FROM ({b.search(e, '{q}')}) t",
+                                range(min(2000, len(b.data.query))), guc, b.a.jobs)
+            b.put(e, f"gpu_recall.{ef}", b.data.recall(found))
+        guc = dict(b.options(e), **GPU)
+        for clients in b.a.clients:
+            r = b.c.pgbench(script, clients, seconds=b.a.seconds, guc=guc, sampling=1 if clients == 1 else 0.25)
+            b.put(e, f"gpu_qps.{clients}", r["tps"])
+            b.put(e, f"gpu_p50_ms.{clients}", r["p50"])
+            b.put(e, f"gpu_p99_ms.{clients}", r["p99"])
+        row = b.c.rows("SELECT queries, batches, round(width_mean::numeric, 2), round((queue_ms / queries * 1000)::numeric, 1), "
+                       "round((copy_ms / queries * 1000)::numeric, 1), round((kernel_ms / queries * 1000)::numeric, 1), "
+                       "round((rerank_ms / queries * 1000)::numeric, 1), fallbacks "
+                       f"FROM pg_stat_vecgpu WHERE indexrelname = '{e.index}'")[0]
+        b.note("pg_stat_vecgpu: {} queries in {} batches, mean width {}; us a query: queue {}, copy {}, kernel {}, rerank {}; "
+               "{} fallbacks".format(*row))
+    b.each(one, [e for e in b.indexed if e.name == "vecgpu"])
