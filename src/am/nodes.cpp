@@ -388,6 +388,14 @@ void Nodes::done()
     verify_ns_ = 0;
 }
 
+/* Whether the index has another generation than the one that this scan reads. */
+bool Nodes::moved_on() const
+{
+    Meta now;
+    VgReadMeta(index_, &now);
+    return now.generation != meta_->generation;
+}
+
 /* The k nearest into hits_. False: this scan has left the engine. */
 bool Nodes::ask(uint32_t k)
 {
@@ -400,6 +408,12 @@ bool Nodes::ask(uint32_t k)
         if (reason == VgFallback::None && ask_once(k, &reason))
             return true;
         bool mirror = reason == VgFallback::Cold || reason == VgFallback::Behind || reason == VgFallback::Loading;
+        if (mirror && moved_on()) {
+            /* The graph was built anew under this scan, which only the pages remember. Nothing that failed, and nothing to wait for. */
+            on_engine_ = false;
+            VgCountFallback(RelationGetRelid(index_), VgFallback::Behind);
+            return false;
+        }
         if (mirror && vg_fallback)
             VgRequestMirror(index_, *meta_, lane_);
         if (vg_fallback)

@@ -52,6 +52,7 @@ private:
     void add(const uint32_t *slots, uint32_t n, bool from_mirror);
     void read_tail(uint32_t nodes, uint32_t twins);
     void leave(VgFallback reason);
+    bool moved_on() const;
     void start_stream();
     void count(const Response &response);
 

@@ -71,6 +71,7 @@ extern "C" {
 #include <storage/latch.h>
 #include <storage/lmgr.h>
 #include <storage/proc.h>
+#include <storage/pmsignal.h>
 #include <storage/procarray.h>
 #include <storage/smgr.h>
 #include <tcop/tcopprot.h>
@@ -83,6 +84,7 @@ extern "C" {
 #include <utils/guc.h>
 #include <utils/lsyscache.h>
 #include <utils/memutils.h>
+#include <utils/pidfile.h>
 #include <utils/regproc.h>
 #include <utils/rel.h>
 #include <utils/selfuncs.h>

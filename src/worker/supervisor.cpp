@@ -198,6 +198,27 @@ int ReapEngine(void)
     return status;
 }
 
+/* Whether the server ends with us: a worker is told to stop in the same way when an administrator terminates it alone. */
+bool ServerStops(void)
+{
+    if (!PostmasterIsAlive())
+        return true;
+    int fd = open("postmaster.pid", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return true;
+    char text[2048];
+    ssize_t got = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    text[got > 0 ? got : 0] = '\0';
+    const char *line = text;
+    for (int i = 1; line != nullptr && i < LOCK_FILE_LINE_PM_STATUS; i++) {
+        line = strchr(line, '\n');
+        if (line != nullptr)
+            line++;
+    }
+    return line != nullptr && strncmp(line, PM_STATUS_STOPPING, strlen(PM_STATUS_STOPPING)) == 0;
+}
+
 /* At the end of this process, whatever ends it. */
 void StopEngine(int code, Datum argument)
 {
@@ -209,7 +230,8 @@ void StopEngine(int code, Datum argument)
         ReapEngine();
     }
     unlink(kEngineSocket);
-    VgStatsRemove();
+    if (ServerStops())
+        VgStatsRemove();
 }
 
 void ReportEnd(int status)
