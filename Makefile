@@ -1,12 +1,14 @@
 # vecgpu: build, install and test.
 #
 #   make                  build vecgpu.so and vecgpu-engine    (needs the PostgreSQL server headers)
-#   make install          put them into the server of PG_CONFIG
+#   make cuda             build vecgpu_cuda.so, the engine's GPU device (needs nvcc, no GPU; ARCH=sm_90 for one chip only)
+#   make install          put them into the server of PG_CONFIG, vecgpu_cuda.so too if it was built
 #   make installcheck     regress and isolation tests on a running server that has it installed
 #   make prove_installcheck   TAP tests (they start servers of their own)
 #   make demo, demo-stop  everything on a throwaway server, from a bare machine
 #   make check            install packages, build, every test, on throwaway servers
 #   make check-quick      the same with unit, engine and regress tests only
+#   make check-gpu        on a machine with a GPU: its device against the host device, and the k-selection (no SQL suites)
 #   make check-imports    only the import rule of the source rooms
 #   make check-versions   build and regress in throwaway Debian roots with newer PostgreSQL
 #
@@ -26,7 +28,7 @@ override CXX := $(CXX)
 endif
 
 ENTRY_GOALS := check check-quick check-versions check-imports demo demo-stop
-UNIT_GOALS := unit engine-tests vecgpu-engine # need no server headers
+UNIT_GOALS := unit engine-tests vecgpu-engine cuda check-gpu device-bench # need no server headers
 
 # ---------------------------------------------------------------------------------------------------------------
 # Entry goals run before anything is installed, so they must not need PGXS; and PGXS has a `check` of its own that
@@ -110,6 +112,8 @@ EXTRA_CLEAN = build vecgpu-engine $(OBJS:.o=.d) $(ENGINE_OBJS) $(ENGINE_OBJS:.o=
 # loads modules into one symbol space.
 STATIC_RUNTIME = $(if $(filter /%,$(shell $(CXX) -print-file-name=libstdc++.a)),-static-libstdc++ -static-libgcc)
 
+CUDA_DEVICE = cuda/build/vecgpu_cuda.so
+
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 
 ifeq ($(wildcard $(PGXS)),)
@@ -143,8 +147,9 @@ uninstall: uninstall-engine
 .PHONY: install-engine uninstall-engine
 install-engine: vecgpu-engine installdirs
 	$(INSTALL_PROGRAM) vecgpu-engine '$(DESTDIR)$(pkglibdir)/vecgpu-engine'
+	$(if $(wildcard $(CUDA_DEVICE)),$(INSTALL_SHLIB) $(CUDA_DEVICE) '$(DESTDIR)$(pkglibdir)/vecgpu_cuda.so')
 uninstall-engine:
-	rm -f '$(DESTDIR)$(pkglibdir)/vecgpu-engine'
+	rm -f '$(DESTDIR)$(pkglibdir)/vecgpu-engine' '$(DESTDIR)$(pkglibdir)/vecgpu_cuda.so'
 
 # The link runs through the C++ driver.
 LINK.shared = $(CXX) -shared -pthread $(STATIC_RUNTIME) -Wl,--version-script=src/vecgpu.map
@@ -263,7 +268,25 @@ $(eval $(call engine_programs,engine,-O2,$(ENGINE_OBJS) $(CORE_OBJS)))
 $(eval $(call engine_programs,engine-sanitized,$(SANITIZE_FLAGS),$(SANITIZED_ENGINE_OBJS) $(SANITIZED_CORE_OBJS)))
 $(eval $(call engine_programs,engine-tsan,$(TSAN_FLAGS),$(TSAN_ENGINE_OBJS) $(TSAN_CORE_OBJS)))
 
--include $(wildcard $(OBJS:.o=.d) $(ENGINE_OBJS:.o=.d) $(SANITIZED_CORE_OBJS:.o=.d) $(SANITIZED_ENGINE_OBJS:.o=.d) \
+# ---------------------------------------------------------------------------------------------------------------
+# The CUDA device: a Makefile of its own, nvcc and no compiler flags of ours.
+# ---------------------------------------------------------------------------------------------------------------
+.PHONY: cuda check-gpu device-bench
+cuda:
+	+$(MAKE) -C cuda $(if $(filter command,$(origin ARCH)),,ARCH=all)
+
+check-gpu: cuda build/engine/parity
+	+$(MAKE) -C cuda test $(if $(filter command,$(origin ARCH)),,ARCH=all)
+	build/engine/parity $(CUDA_DEVICE)
+	cuda/build/select_test
+
+# Figures of a device: build/device_bench cuda/build/vecgpu_cuda.so, see the head of the source.
+device-bench: build/device_bench
+build/device_bench: bench/device_bench.cpp $(CORE_OBJS)
+	@mkdir -p $(@D)
+	$(CXX) $(UNIT_FLAGS) -O2 -MMD -MP -MF $@.d -MT $@ -o $@ $< $(CORE_OBJS) -ldl
+
+-include $(wildcard build/*.d $(OBJS:.o=.d) $(ENGINE_OBJS:.o=.d) $(SANITIZED_CORE_OBJS:.o=.d) $(SANITIZED_ENGINE_OBJS:.o=.d) \
 	$(TSAN_CORE_OBJS:.o=.d) $(TSAN_ENGINE_OBJS:.o=.d) build/unit/*.d build/sanitized/*.d)
 
 endif # entry goals

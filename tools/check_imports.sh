@@ -27,7 +27,7 @@ allowed_rooms() {
 # Single headers that a place may include beyond its rooms.
 allowed_headers() {
     case $1 in
-    cuda) echo "engine/device.h page/layout.h core/topk.h" ;;
+    cuda) echo "engine/device.h page/layout.h protocol/message.h core/types.h" ;;
     protocol) echo "core/types.h" ;;
     engine | test/unit | test/engine | test/device) echo "page/layout.h" ;;
     *) echo "" ;;
@@ -177,7 +177,8 @@ self_test() {
     plant src/engine/device.h '"page/layout.h"' 0
     plant src/engine/mirror.cpp '"page/graph.h"' 1
     plant src/engine/mirror.cpp '<utils/rel.h>' 1
-    plant cuda/graph.cu '"core/topk.h"' 0
+    plant cuda/graph.cu '"core/types.h"' 0
+    plant cuda/graph.cu '"protocol/message.h"' 0
     plant cuda/graph.cu '"page/layout.h"' 0
     plant cuda/graph.cu '"core/hnsw.h"' 1
     plant test/unit/distance_test.cpp '"core/distance.h"' 0

@@ -1,0 +1,13 @@
+/* flat_scan.cu: compiled once a storage, VECGPU_STORAGE names it. */
+#include "flat_rescore.cuh"
+#include "flat_scan.cuh"
+
+namespace vecgpu::cuda {
+
+template void launch_scan<Storage::VECGPU_STORAGE>(const Machine &, const Job &, uint32_t, const ScanWorkspace &,
+                                                   cudaStream_t);
+template void launch_keys<Storage::VECGPU_STORAGE>(const Machine &, const Job &, uint32_t, uint32_t *, cudaStream_t);
+template void launch_rescore<Storage::VECGPU_STORAGE>(const Machine &, const Job &, const FlatLists &, cudaStream_t);
+template void launch_refine<Storage::VECGPU_STORAGE>(const Machine &, const Job &, cudaStream_t);
+
+} // namespace vecgpu::cuda

@@ -1,0 +1,17 @@
+/* graph_block.cu: compiled once a storage, VECGPU_STORAGE names it. */
+#include "graph_block.cuh"
+
+namespace vecgpu::cuda {
+
+template <Storage kStorage>
+bool launch_graph_block(const Machine &machine, const Job &job, BlockShape shape, cudaStream_t stream)
+{
+    bool fits = false;
+    with_kernel<kStorage, false, 4>(job.rows.metric, job.rows.dimensions,
+                                    BlockLauncher{machine, job, shape, stream, &fits});
+    return fits;
+}
+
+template bool launch_graph_block<Storage::VECGPU_STORAGE>(const Machine &, const Job &, BlockShape, cudaStream_t);
+
+} // namespace vecgpu::cuda

@@ -1,0 +1,14 @@
+/* graph_warp.cu: compiled once a storage, VECGPU_STORAGE names it. */
+#include "graph_warp.cuh"
+
+namespace vecgpu::cuda {
+
+template <Storage kStorage>
+void launch_graph_warp(const Machine &machine, const Job &job, uint32_t *ticket, cudaStream_t stream)
+{
+    with_kernel<kStorage, false, 4>(job.rows.metric, job.rows.dimensions, WarpLauncher{machine, job, ticket, stream});
+}
+
+template void launch_graph_warp<Storage::VECGPU_STORAGE>(const Machine &, const Job &, uint32_t *, cudaStream_t);
+
+} // namespace vecgpu::cuda

@@ -1,0 +1,128 @@
+/*
+ * job.h: what a search is, between the host code and the kernels.
+ */
+#pragma once
+
+#include "rows.cuh"
+
+#include "protocol/message.h"
+
+#include <cuda_runtime.h>
+
+namespace vecgpu::cuda {
+
+constexpr uint32_t kOverflow = UINT32_MAX; /* in place of a count: the fast form gave up, ask the general one */
+constexpr uint32_t kEntries = 32;          /* nodes that a graph search starts from */
+constexpr uint32_t kScanCandidates = 8192; /* rows that the scan of one query may keep; at least kMaxHits */
+constexpr uint32_t kScanMinima = 8192;
+static_assert(kScanCandidates >= kMaxHits);
+
+/* Largest ef of the graph kernels: what fits into the registers of a warp. Wider searches are exact. */
+constexpr uint32_t kMaxGraphEf = 512;
+
+/*
+ * Nodes that a graph search expands in its rounds, in every form: kFirstParents, then twice as many every 2^kRampShift
+ * rounds, up to kParents. While the list still moves towards the query, wide rounds expand what falls out of it again;
+ * later all of it is expanded anyway, and few rounds are what counts.
+ */
+constexpr uint32_t kFirstParents = 4;
+constexpr uint32_t kParents = 16;
+constexpr uint32_t kRampShift = 1;
+
+/* One call of search(). Pointers are device memory, or pinned memory that the device sees. */
+struct Job {
+    Rows rows;
+    uint32_t nodes;       /* rows 0 .. nodes-1 are searched */
+    const uint32_t *bits; /* bit s: row s may be returned; null: all */
+    uint32_t k;           /* 1 .. kMaxHits */
+    uint32_t ef;
+    uint32_t count;        /* queries */
+    const uint4 *prepared; /* count x query_pieces() */
+    const uint32_t *links; /* graph: nodes x degree, kNone where there is no link */
+    uint32_t degree;
+    const uint32_t *entries; /* graph: count x kEntries slots */
+    uint32_t first_parents;  /* graph: nodes expanded in a round, see kFirstParents; the answer depends on them */
+    uint32_t parents;
+    uint32_t ramp_shift;
+    Hit *hits;        /* count x k */
+    uint32_t *counts; /* count */
+};
+
+/* Workspace of one stream for selection over one row of keys; see flat_scan.cuh. */
+struct ScanWorkspace {
+    uint32_t *minima;   /* kScanMinima */
+    Word *candidates;   /* kScanCandidates */
+    uint32_t *counters; /* 4, zero between launches */
+};
+
+constexpr uint32_t kRadixBins = 2048;
+
+/* State of a radix selection over (key, slot) words, in device memory. */
+struct RadixState {
+    Word bound;         /* so far: the k-th smallest word begins with these digits */
+    uint32_t remaining; /* rank of the k-th word among those that begin so */
+    uint32_t wanted;    /* min(k, words) */
+    uint32_t done;      /* bound is final: words <= it are the answer */
+    uint32_t finished;  /* blocks of the running kernel */
+    uint32_t collected;
+    uint32_t words; /* that may be returned */
+    uint32_t bins[kRadixBins];
+};
+
+/* Properties of the device that launches depend on. */
+struct Machine {
+    int ordinal;
+    int sms;
+    int major, minor;
+    size_t shared_per_block; /* opt-in limit */
+};
+
+/* One query by one pass over all rows, k <= kScanCandidates / 8. counts[0] is kOverflow if the keys were too alike. */
+template <Storage kStorage>
+void launch_scan(const Machine &machine, const Job &job, uint32_t query, const ScanWorkspace &workspace,
+                 cudaStream_t stream);
+
+/* Order-preserving keys of all rows for one query, for the radix selection; what may not be returned is kNanOrder. */
+template <Storage kStorage>
+void launch_keys(const Machine &machine, const Job &job, uint32_t query, uint32_t *orders, cudaStream_t stream);
+
+/* Graph search of all queries of a job, one warp each. *ticket is zero. */
+template <Storage kStorage>
+void launch_graph_warp(const Machine &machine, const Job &job, uint32_t *ticket, cudaStream_t stream);
+
+/*
+ * What works on one query: a cluster of 1, 2, 4 or 8 blocks (more than 1 only on a chip with clusters) of 256 or 512
+ * threads.
+ */
+struct BlockShape {
+    uint32_t blocks, threads;
+};
+
+/* The same in blocks. False, and nothing done, if a block has too little shared memory. */
+template <Storage kStorage>
+bool launch_graph_block(const Machine &machine, const Job &job, BlockShape shape, cudaStream_t stream);
+
+/*
+ * Keys of the hits of all queries again, by the fine kernel, and their order: for storages whose graph kernel is
+ * coarse.
+ */
+template <Storage kStorage>
+void launch_refine(const Machine &machine, const Job &job, cudaStream_t stream);
+
+/* float32 queries (count x dimensions) to what the kernels read, see rows.cuh. */
+void launch_prepare(Storage storage, const float *queries, uint32_t dimensions, uint32_t pieces, uint32_t count,
+                    uint4 *prepared, cudaStream_t stream);
+
+/*
+ * The same for a few queries in host memory, at most kInlineFloats floats; they are copied to `raw`, in device memory,
+ * too.
+ */
+constexpr uint32_t kInlineFloats = 896;
+void launch_prepare_inline(Storage storage, const float *host, float *raw, uint32_t dimensions, uint32_t pieces,
+                           uint32_t count, uint4 *prepared, cudaStream_t stream);
+
+/* The k smallest (order, index) of `count` orders to hits and *found; any k <= kMaxHits. */
+void launch_radix_select(const Machine &machine, const uint32_t *orders, uint32_t count, uint32_t k, RadixState *state,
+                         Word *candidates, Hit *hits, uint32_t *found, cudaStream_t stream);
+
+} // namespace vecgpu::cuda

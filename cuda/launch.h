@@ -1,0 +1,34 @@
+/*
+ * launch.h: kernel attributes are set once a kernel and device, not with every launch.
+ */
+#pragma once
+
+#include "status.h"
+
+#include <atomic>
+#include <mutex>
+
+namespace vecgpu::cuda {
+
+constexpr int kMaxDevices = 64;
+
+/* Lets `kKernel` have `bytes` of dynamic shared memory on device `ordinal`, with as little L1 cache as that takes. */
+template <auto kKernel>
+void allow_shared(size_t bytes, int ordinal)
+{
+    static std::atomic<size_t> allowed[kMaxDevices];
+    static std::mutex changing; /* or a smaller request could take back what a larger one was just given */
+    std::atomic<size_t> &mine = allowed[ordinal % kMaxDevices];
+    if (mine.load(std::memory_order_acquire) > bytes)
+        return;
+    std::lock_guard<std::mutex> lock(changing);
+    if (mine.load(std::memory_order_relaxed) > bytes)
+        return;
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+          "shared memory of a kernel");
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+          "carveout of a kernel");
+    mine.store(bytes + 1, std::memory_order_release);
+}
+
+} // namespace vecgpu::cuda

@@ -1,0 +1,343 @@
+/*
+ * rows.cuh: keys of rows, by one warp. Every search form takes its keys from here, so a pair (query, row) has the same
+ * key to the last bit whatever form, batch or neighbours it is computed with.
+ *
+ * Rows are read in 16-byte pieces. Up to 128 dimensions ("short") a team of 8 lanes owns a row and a warp looks at 4
+ * rows at once; above, the warp looks at one row at a time and 4 are in flight. Either way 4 loads of 16 bytes a lane
+ * are in flight, 2 KB a warp, which with the warps of an SM is what the memory needs. Sums are float32: pieces in order
+ * within a lane, then a butterfly over the lanes.
+ *
+ * int8 rows have two kernels. The fine one computes with float32 components, like those of the other storages. The
+ * coarse one, for choosing in a graph, multiplies with dp4a by the query in 16 bits (two signed bytes); what it found
+ * is computed again by the fine one.
+ */
+#pragma once
+
+#include "keys.cuh"
+
+#include "core/types.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cfloat>
+
+namespace vecgpu::cuda {
+
+/* The vectors of a mirror in device memory. Bytes beyond the last dimension are zero up to the end of `pieces`. */
+struct Rows {
+    const uint4 *data;
+    /* int8: x = scale, y = |row|^2 (L2) or 1 / |row| (cosine). Other storages: only for cosine, y = 1 / |row|. */
+    const float2 *side;
+    uint32_t pitch;  /* pieces from one row to the next */
+    uint32_t pieces; /* of a row */
+    uint32_t dimensions;
+    Metric metric;
+};
+
+/*
+ * First piece of a prepared query; components follow: for int8 those of the coarse kernel, then those of the fine one.
+ */
+struct QueryHead {
+    float step; /* int8: what one unit of the 16-bit components means */
+    float norm2;
+    float inverse; /* 1 / norm; 0 for a zero vector */
+    float unused;
+};
+static_assert(sizeof(QueryHead) == sizeof(uint4));
+
+template <Storage kStorage>
+struct RowType;
+
+template <>
+struct RowType<Storage::Float32> {
+    static constexpr int kLoads = 4;   /* pieces a lane reads of a short row */
+    static constexpr int kVectors = 1; /* query pieces for one row piece */
+    static constexpr int kPerPiece = 4;
+    static constexpr bool kSide = false;
+    static __device__ __forceinline__ void values(const uint4 &v, float (&x)[4])
+    {
+        x[0] = __uint_as_float(v.x), x[1] = __uint_as_float(v.y), x[2] = __uint_as_float(v.z),
+        x[3] = __uint_as_float(v.w);
+    }
+};
+
+template <>
+struct RowType<Storage::Float16> {
+    static constexpr int kLoads = 2, kVectors = 2, kPerPiece = 8;
+    static constexpr bool kSide = false;
+    static __device__ __forceinline__ void values(const uint4 &v, float (&x)[8])
+    {
+        const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            __half2 pair;
+            memcpy(&pair, &w[i], 4);
+            float2 f = __half22float2(pair);
+            x[2 * i] = f.x, x[2 * i + 1] = f.y;
+        }
+    }
+};
+
+template <>
+struct RowType<Storage::BFloat16> {
+    static constexpr int kLoads = 2, kVectors = 2, kPerPiece = 8;
+    static constexpr bool kSide = false;
+    static __device__ __forceinline__ void values(const uint4 &v, float (&x)[8])
+    {
+        const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[2 * i] = __uint_as_float(w[i] << 16), x[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+    }
+};
+
+template <>
+struct RowType<Storage::Int8> {
+    static constexpr int kLoads = 1, kVectors = 4, kPerPiece = 16;
+    static constexpr bool kSide = true;
+    static __device__ __forceinline__ void values(const uint4 &v, float (&x)[16])
+    {
+        /* A byte as the lower end of the float 2^23 + byte: cheaper than a conversion. */
+        const uint32_t w[4] = {v.x ^ 0x80808080u, v.y ^ 0x80808080u, v.z ^ 0x80808080u, v.w ^ 0x80808080u};
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            x[i] = __uint_as_float(__byte_perm(w[i / 4], 0x4B000000u, 0x7540 + i % 4)) - 8388736.f;
+    }
+};
+
+/* Query pieces of the coarse kernel for int8: upper and lower bytes. They lie before those of the fine one. */
+constexpr uint32_t kCoarseVectors = 2;
+
+__device__ __forceinline__ uint4 load_piece(const uint4 *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+/*
+ * kFine: see above. kFlight: loads of 16 bytes that a lane of a short row's team has in flight, 4 or 8: it does not
+ * change a key.
+ */
+template <Storage kStorage, bool kDot, bool kShort, bool kFineRows, int kFlight>
+struct RowKernel {
+    using Type = RowType<kStorage>;
+    static constexpr Storage storage = kStorage;
+    /* Rows that one step of keys() looks at: multiples of it waste nothing. */
+    static constexpr int kStride = kShort ? 4 * (kFlight / Type::kLoads) : 4;
+    static constexpr bool kCoarse = kStorage == Storage::Int8 && !kFineRows;
+    static constexpr uint32_t kVectors = kCoarse ? kCoarseVectors : Type::kVectors;
+    static constexpr bool kRowScale =
+        kStorage == Storage::Int8 && !kCoarse && !kDot; /* the sum needs the row's scale */
+
+    /* Where the components for this kernel begin in a prepared query. */
+    static __host__ __device__ constexpr uint32_t query_offset(uint32_t pieces)
+    {
+        return kStorage == Storage::Int8 && kFineRows ? 1 + kCoarseVectors * pieces : 1;
+    }
+
+    /* The sum so far plus what one piece of a row adds; `q` points at the query piece that belongs to it. */
+    static __device__ __forceinline__ float add(float sum, const uint4 &v, const uint4 *q, uint32_t pieces, float scale)
+    {
+        if constexpr (kCoarse) {
+            const uint4 high = q[0], low = q[pieces];
+            int h = 0, l = 0;
+            h = __dp4a(static_cast<int>(v.x), static_cast<int>(high.x), h);
+            h = __dp4a(static_cast<int>(v.y), static_cast<int>(high.y), h);
+            h = __dp4a(static_cast<int>(v.z), static_cast<int>(high.z), h);
+            h = __dp4a(static_cast<int>(v.w), static_cast<int>(high.w), h);
+            l = __dp4a(static_cast<int>(v.x), static_cast<int>(low.x), l);
+            l = __dp4a(static_cast<int>(v.y), static_cast<int>(low.y), l);
+            l = __dp4a(static_cast<int>(v.z), static_cast<int>(low.z), l);
+            l = __dp4a(static_cast<int>(v.w), static_cast<int>(low.w), l);
+            return sum + static_cast<float>(h * 256 + l);
+        } else {
+            float x[Type::kPerPiece];
+            Type::values(v, x);
+#pragma unroll
+            for (int k = 0; k < Type::kVectors; k++) {
+                const uint4 w = q[k * pieces];
+                const float y[4] = {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
+                                    __uint_as_float(w.w)};
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    if constexpr (kDot) {
+                        sum = fmaf(x[4 * k + i], y[i], sum);
+                    } else {
+                        const float d = kRowScale ? fmaf(x[4 * k + i], scale, -y[i]) : x[4 * k + i] - y[i];
+                        sum = fmaf(d, d, sum);
+                    }
+                }
+            }
+            return sum;
+        }
+    }
+
+    static __device__ __forceinline__ float finish(float sum, float2 side, const QueryHead &head, Metric metric)
+    {
+        float key;
+        if constexpr (kCoarse)
+            sum *= side.x * head.step;
+        else if constexpr (kStorage == Storage::Int8 && kDot)
+            sum *= side.x;
+        if constexpr (!kDot)
+            key = kCoarse ? fmaxf(head.norm2 + side.y - 2 * sum, 0.f) : sum;
+        else if (metric == Metric::Cosine)
+            key = side.y > 0 && head.inverse > 0 ? 1 - sum * side.y * head.inverse : 2;
+        else
+            key = -sum;
+        return fabsf(key) <= FLT_MAX ? key : FLT_MAX; /* overflow, NaN: as on the host */
+    }
+
+    static __device__ __forceinline__ float2 side_of(const Rows &rows, uint32_t id)
+    {
+        return Type::kSide || (kDot && rows.side) ? __ldg(rows.side + id) : make_float2(1, 0);
+    }
+
+    /*
+     * Keys of n <= 32 rows: lane i < n has the number of a row and gets its key. `query` points at the prepared query's
+     * components in shared (or global) memory. All lanes call.
+     */
+    static __device__ __forceinline__ float keys(const Rows &rows, const uint4 *query, const QueryHead &head,
+                                                 uint32_t id, int n)
+    {
+        const int lane = threadIdx.x & 31;
+        float2 side = make_float2(1, 0);
+        if (lane < n)
+            side = side_of(rows, id);
+        float mine = 0;
+        if constexpr (kShort) {
+            constexpr int kSteps = kFlight / Type::kLoads;
+            const int team = lane >> 3, part = lane & 7;
+#pragma unroll 1
+            for (int first = 0; first < n; first += kStride) {
+                uint4 v[kSteps][Type::kLoads];
+#pragma unroll
+                for (int s = 0; s < kSteps; s++) {
+                    int row = first + s * 4 + team;
+                    uint32_t slot = __shfl_sync(kFullWarp, id, row & 31);
+                    const uint4 *p = rows.data + static_cast<size_t>(slot) * rows.pitch + part;
+#pragma unroll
+                    for (int c = 0; c < Type::kLoads; c++)
+                        v[s][c] =
+                            row < n && part + 8 * c < rows.pieces ? load_piece(p + 8 * c) : make_uint4(0, 0, 0, 0);
+                }
+                float sum[kSteps], scale[kSteps];
+#pragma unroll
+                for (int s = 0; s < kSteps; s++) {
+                    sum[s] = 0;
+                    scale[s] = kRowScale ? __shfl_sync(kFullWarp, side.x, (first + s * 4 + team) & 31) : 1.f;
+                }
+#pragma unroll
+                for (int c = 0; c < Type::kLoads; c++)
+                    if (part + 8 * c < rows.pieces) {
+#pragma unroll
+                        for (int s = 0; s < kSteps; s++)
+                            sum[s] = add(sum[s], v[s][c], query + part + 8 * c, rows.pieces, scale[s]);
+                    }
+                float total = reduce<kSteps, 8>(sum, lane);
+                /* Row j of this stretch ended in the lanes of team j % 4 whose part is j / 4 in units of 8 / kSteps. */
+                int j = lane - first;
+                float got = __shfl_sync(kFullWarp, total, ((j & 3) * 8 + (j >> 2) * (8 / kSteps)) & 31);
+                if (j >= 0 && j < kStride)
+                    mine = got;
+            }
+        } else {
+            constexpr int kRows = 4;
+#pragma unroll 1
+            for (int first = 0; first < n; first += kRows) {
+                const uint4 *p[kRows];
+                float sum[kRows], scale[kRows];
+#pragma unroll
+                for (int r = 0; r < kRows; r++) {
+                    int row =
+                        min(first + r, n - 1); /* rows past the end repeat the last one: no branch around the loads */
+                    p[r] = rows.data + static_cast<size_t>(__shfl_sync(kFullWarp, id, row)) * rows.pitch;
+                    sum[r] = 0;
+                    scale[r] = kRowScale ? __shfl_sync(kFullWarp, side.x, row) : 1.f;
+                }
+#pragma unroll 1
+                for (uint32_t piece = lane; piece < rows.pieces; piece += 32) {
+                    uint4 v[kRows];
+#pragma unroll
+                    for (int r = 0; r < kRows; r++)
+                        v[r] = load_piece(p[r] + piece);
+#pragma unroll
+                    for (int r = 0; r < kRows; r++)
+                        sum[r] = add(sum[r], v[r], query + piece, rows.pieces, scale[r]);
+                }
+                __syncwarp();
+                float total = reduce<kRows, 32>(sum, lane);
+                int j = lane - first;
+                float got = __shfl_sync(kFullWarp, total, (j * 8) & 31);
+                if (j >= 0 && j < kRows)
+                    mine = got;
+            }
+        }
+        return finish(mine, side, head, rows.metric);
+    }
+
+private:
+    /*
+     * Sums of kCount values over groups of kWidth lanes: value j ends in the lanes of the group with lane / (kWidth /
+     * kCount) == j. Halves the values with each step, so kCount sums cost hardly more shuffles than one; the tree of
+     * additions is the butterfly's.
+     */
+    template <int kCount, int kWidth>
+    static __device__ __forceinline__ float reduce(float (&v)[kCount], int lane)
+    {
+#pragma unroll
+        for (int offset = kWidth / 2, m = kCount / 2; offset >= 1; offset >>= 1, m >>= 1) {
+            if (m >= 1) {
+                bool upper = lane & offset;
+#pragma unroll
+                for (int j = 0; j < kCount / 2; j++)
+                    if (j < m) {
+                        float send = upper ? v[j] : v[j + m], keep = upper ? v[j + m] : v[j];
+                        v[j] = keep + __shfl_xor_sync(kFullWarp, send, offset);
+                    }
+            } else {
+                v[0] += __shfl_xor_sync(kFullWarp, v[0], offset);
+            }
+        }
+        return v[0];
+    }
+};
+
+/* Pieces of a prepared query, head included. */
+__host__ __device__ constexpr uint32_t query_pieces(Storage storage, uint32_t pieces)
+{
+    return 1 + (storage == Storage::Float32 ? 1 : storage == Storage::Int8 ? kCoarseVectors + 4 : 2) * pieces;
+}
+
+/* 16-byte pieces that hold `dimensions` components. */
+constexpr uint32_t row_pieces(Storage storage, uint32_t dimensions)
+{
+    uint32_t per = storage == Storage::Float32 ? 4 : storage == Storage::Int8 ? 16 : 8;
+    return (dimensions + per - 1) / per;
+}
+
+constexpr uint32_t kShortDimensions = 128;
+
+/* Calls work.template run<RowKernel<...>>() with the kernel for a mirror's rows. */
+template <Storage kStorage, bool kFine, int kFlight, class Work>
+void with_kernel(Metric metric, uint32_t dimensions, Work &&work)
+{
+    bool brief = dimensions <= kShortDimensions;
+    if (metric == Metric::L2) {
+        if (brief)
+            work.template run<RowKernel<kStorage, false, true, kFine, kFlight>>();
+        else
+            work.template run<RowKernel<kStorage, false, false, kFine, kFlight>>();
+    } else {
+        if (brief)
+            work.template run<RowKernel<kStorage, true, true, kFine, kFlight>>();
+        else
+            work.template run<RowKernel<kStorage, true, false, kFine, kFlight>>();
+    }
+}
+
+} // namespace vecgpu::cuda
