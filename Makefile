@@ -1,18 +1,18 @@
 # vecgpu: build, install and test.
 #
 #   make                  build vecgpu.so and vecgpu-engine    (needs the PostgreSQL server headers)
-#   make cuda             build vecgpu_cuda.so, the engine's GPU device (needs nvcc, no GPU; ARCH=sm_90 for one chip only)
+#   make cuda             build vecgpu_cuda.so, the engine's GPU device (needs nvcc, no GPU; CUDA_ARCH=sm_90 for one chip)
 #   make install          put them into the server of PG_CONFIG, vecgpu_cuda.so too if it was built
 #   make installcheck     regress and isolation tests on a running server that has it installed
 #   make prove_installcheck   TAP tests (they start servers of their own)
 #   make demo, demo-stop  everything on a throwaway server, from a bare machine
 #   make check            install packages, build, every test, on throwaway servers
 #   make check-quick      the same with unit, engine and regress tests only
-#   make check-gpu        on a machine with a GPU: its device against the host device, and the k-selection (no SQL suites)
+#   make check-gpu        on a machine with a GPU and nvcc: devices against each other, k-selection, SQL suites on the GPU
 #   make check-imports    only the import rule of the source rooms
 #   make check-versions   build and regress in throwaway Debian roots with newer PostgreSQL
 #
-# Knobs: PG_CONFIG=, CXX=, WERROR=1, COPT= (more compiler flags, as in PostgreSQL).
+# Knobs: PG_CONFIG=, CXX=, WERROR=1, COPT= (more compiler flags, as in PostgreSQL), CUDA_ARCH= (all).
 
 EXTENSION = vecgpu
 MODULE_big = vecgpu
@@ -27,8 +27,8 @@ ifneq ($(filter environment,$(origin CXX)),)
 override CXX := $(CXX)
 endif
 
-ENTRY_GOALS := check check-quick check-versions check-imports demo demo-stop
-UNIT_GOALS := unit engine-tests vecgpu-engine cuda check-gpu device-bench # need no server headers
+ENTRY_GOALS := check check-quick check-gpu check-versions check-imports demo demo-stop
+UNIT_GOALS := unit engine-tests build/engine/parity vecgpu-engine cuda cuda-test device-bench # need no server headers
 
 # ---------------------------------------------------------------------------------------------------------------
 # Entry goals run before anything is installed, so they must not need PGXS; and PGXS has a `check` of its own that
@@ -38,7 +38,7 @@ ifneq ($(filter $(ENTRY_GOALS),$(MAKECMDGOALS)),)
 
 .PHONY: $(ENTRY_GOALS)
 .NOTPARALLEL:
-export PG_CONFIG CXX WERROR COPT
+export PG_CONFIG CXX WERROR COPT CUDA_ARCH
 ifeq ($(origin PG_CONFIG),file)
 unexport PG_CONFIG
 endif
@@ -47,6 +47,8 @@ check:
 	@tools/check.sh full
 check-quick:
 	@tools/check.sh quick
+check-gpu:
+	@tools/check.sh gpu
 check-versions:
 	@tools/check_versions.sh
 check-imports:
@@ -113,6 +115,7 @@ EXTRA_CLEAN = build vecgpu-engine $(OBJS:.o=.d) $(ENGINE_OBJS) $(ENGINE_OBJS:.o=
 STATIC_RUNTIME = $(if $(filter /%,$(shell $(CXX) -print-file-name=libstdc++.a)),-static-libstdc++ -static-libgcc)
 
 CUDA_DEVICE = cuda/build/vecgpu_cuda.so
+CUDA_ARCH := $(or $(CUDA_ARCH),all)
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 
@@ -271,14 +274,12 @@ $(eval $(call engine_programs,engine-tsan,$(TSAN_FLAGS),$(TSAN_ENGINE_OBJS) $(TS
 # ---------------------------------------------------------------------------------------------------------------
 # The CUDA device: a Makefile of its own, nvcc and no compiler flags of ours.
 # ---------------------------------------------------------------------------------------------------------------
-.PHONY: cuda check-gpu device-bench
+.PHONY: cuda cuda-test device-bench
 cuda:
-	+$(MAKE) -C cuda $(if $(filter command,$(origin ARCH)),,ARCH=all)
+	+$(MAKE) -C cuda ARCH=$(CUDA_ARCH)
 
-check-gpu: cuda build/engine/parity
-	+$(MAKE) -C cuda test $(if $(filter command,$(origin ARCH)),,ARCH=all)
-	build/engine/parity $(CUDA_DEVICE)
-	cuda/build/select_test
+cuda-test:
+	+$(MAKE) -C cuda test ARCH=$(CUDA_ARCH)
 
 # Figures of a device: build/device_bench cuda/build/vecgpu_cuda.so, see the head of the source.
 device-bench: build/device_bench

@@ -6,6 +6,7 @@
 #   SIFT=DIR     the built data set, made when missing                                             [/tmp/sift1m]
 #   WORK=DIR     cluster, figures, logs                                                            [/tmp/vecgpu-bench]
 #   OUT=DIR      where section.md (for RESULTS.md), state.json and the end of the logs are put     [$WORK]
+#   CUDA=sm_90   build and install the GPU device too, for this chip
 #   BUILD=0      do not build or install vecgpu;   MAKEFLAGS as for make
 # Called again on the same machine it reuses the server, the data set and, with --keep, the loaded cluster.
 set -euo pipefail
@@ -23,7 +24,7 @@ build() (
   sources() { find . \( -name .git -o -name "$(basename "$parts")" -o -name build -o -name '*.[od]' -o -name '*.so' \) -prune -o -type f -print; }
   sources | while read -r f; do cmp -s "$f" "$copy/$f" || install -D -m "$(stat -c %a "$f")" "$f" "$copy/$f"; done
   (cd "$copy" && sources) | while read -r f; do [ -e "$f" ] || rm -f "$copy/$f"; done
-  make -C "$copy" -j"$(nproc)" && make -C "$copy" install && say "vecgpu built and installed" >&3
+  { [ "${CUDA:-0}" = 0 ] || make -C "$copy" -j"$(nproc)" cuda CUDA_ARCH="$CUDA"; } && make -C "$copy" -j"$(nproc)" && make -C "$copy" install && say "vecgpu built and installed" >&3
 )
 builder=
 [ "${BUILD:-1}" = 1 ] && { build 3>&1 >/tmp/vecgpu-make.log 2>&1 & builder=$!; }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 #
-# All tests, from a bare machine on: `make check` (full) and `make check-quick` (unit, engine and regress only).
+# All tests, from a bare machine on: `make check` (full) and `make check-quick` (unit, engine and regress only); and what needs a
+# GPU, on a machine that has one, nvcc and a server with its development files: `make check-gpu` (CUDA_ARCH=sm_90 for one chip only).
 # Ends with one line "N passed, M failed"; exit status 0 only if nothing failed and every suite ran.
 #
 # Everything runs on throwaway servers in a temporary folder, as a user that is not root. Counted are: the rule checks
@@ -10,7 +11,7 @@ set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 MODE=${1:-full}
-case $MODE in full | quick) ;; *) die "usage: $0 full|quick" ;; esac
+case $MODE in full | quick | gpu) ;; *) die "usage: $0 full|quick|gpu" ;; esac
 
 PASSED=0
 FAILED=0
@@ -196,16 +197,10 @@ tap_suite() {
     add "$suite" $counts
 }
 
-ensure_packages tests
-make_work_dir check
-rule_suite
-build_and_install
-symbol_suite
-unit_suite
-engine_suite
-
-copy_tests
-cp "$ROOT/tools/run_tap.pl" "$WORK/tree/"
+prepare_sql() {
+    copy_tests
+    cp "$ROOT/tools/run_tap.pl" "$WORK/tree/"
+}
 SETTINGS=("fsync = off" "autovacuum = off" "max_wal_size = '4GB'" "max_prepared_transactions = 10" "log_min_messages = warning")
 
 # sql_suites SUFFIX: regress and, in full, isolation tests on the server SERVER
@@ -215,7 +210,7 @@ sql_suites() {
         say "regress$1"
         regress_suite "regress$1" "$PGXS_SRC/test/regress/pg_regress" "${TESTS[@]}"
     fi
-    [ "$MODE" = full ] || return 0
+    [ "$MODE" != quick ] || return 0
     mapfile -t TESTS < <(names test/specs .spec)
     if [ "${#TESTS[@]}" -gt 0 ]; then
         say "isolation$1"
@@ -223,23 +218,59 @@ sql_suites() {
     fi
 }
 
-SERVER=data
-start_server data "${SETTINGS[@]}"
-sql_suites ""
-stop_server data
 
-# Once more, with every search sent through the engine, on its CPU device, where no answer is an error.
-SERVER=device
-start_server device "${SETTINGS[@]}" "vecgpu.device = host" "vecgpu.fallback = off"
-sql_suites "_device"
-stop_server device
+# The same suites and answers on the GPU; and the device against the host device, and the k-selection against a sort.
+gpu_suites() {
+    local passed=0 failed=0
+    say "building"
+    make -C "$ROOT" --no-print-directory -s -j"$JOBS" cuda cuda-test build/engine/parity
+    make -C "$ROOT" --no-print-directory -s -j"$JOBS" all install
+    run_program parity "$ROOT/build/engine/parity" "$ROOT/cuda/build/vecgpu_cuda.so"
+    run_program select_test "$ROOT/cuda/build/select_test"
+    add device "$passed" "$failed"
+    prepare_sql
+    SERVER=device
+    start_server device "${SETTINGS[@]}" "vecgpu.device = gpu" "vecgpu.fallback = off"
+    sql_suites "_gpu"
+    stop_server device
+}
 
-if [ "$MODE" = full ]; then
-    say "TAP"
-    tap_suite TAP "" "$WORK"/tree/test/t/*.pl
-    say "TAP, through the engine"
-    mapfile -t TESTS < <(find "$WORK/tree/test/t" -name '*.pl' ! -name '*_engine*' | sort)
-    tap_suite TAP_device host "${TESTS[@]}"
+if [ "$MODE" = gpu ]; then
+    find_pg_config
+    pg_config_usable "$PG_CONFIG" || die "No PostgreSQL server development files found; give PG_CONFIG=/path/to/pg_config."
+    PG_BINDIR=$("$PG_CONFIG" --bindir)
+    PGXS_SRC=$("$PG_CONFIG" --pgxs)
+    PGXS_SRC=${PGXS_SRC%/makefiles/pgxs.mk}
+    make_work_dir check
+    gpu_suites
+else
+    ensure_packages tests
+    make_work_dir check
+    rule_suite
+    build_and_install
+    symbol_suite
+    unit_suite
+    engine_suite
+    prepare_sql
+
+    SERVER=data
+    start_server data "${SETTINGS[@]}"
+    sql_suites ""
+    stop_server data
+
+    # Once more, with every search sent through the engine, on its CPU device, where no answer is an error.
+    SERVER=device
+    start_server device "${SETTINGS[@]}" "vecgpu.device = host" "vecgpu.fallback = off"
+    sql_suites "_device"
+    stop_server device
+
+    if [ "$MODE" = full ]; then
+        say "TAP"
+        tap_suite TAP "" "$WORK"/tree/test/t/*.pl
+        say "TAP, through the engine"
+        mapfile -t TESTS < <(find "$WORK/tree/test/t" -name '*.pl' ! -name '*_engine*' | sort)
+        tap_suite TAP_device host "${TESTS[@]}"
+    fi
 fi
 
 if [ "${#BROKEN[@]}" -gt 0 ]; then say "failures in: ${BROKEN[*]}"; fi
