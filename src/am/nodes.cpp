@@ -281,6 +281,11 @@ bool Nodes::accept(const Response &response)
             continue;
         float key;
         source_->keys(&hit.slot, 1, &key);
+        /* Where the norm leaves the range of float32, the pages' key is 2 and says nothing; a device may know better. */
+        if (meta_->metric == Metric::Cosine && (key >= 2 || hit.key >= 2)) {
+            error_ = std::numeric_limits<float>::infinity();
+            continue;
+        }
         float off = std::fabs(key - hit.key);
         float size = std::max(std::fabs(key), std::fabs(hit.key));
         if (off > 0.1f * size + 0.02f * scale_)
