@@ -47,7 +47,7 @@ check_suite() {
         return
     }
     mkdir "$root/vecgpu"
-    tar -C "$ROOT" --exclude=./.git --exclude=./build --exclude='*.o' --exclude='*.d' --exclude='*.so' -cf - . |
+    tar -C "$ROOT" --exclude=./.git --exclude=./build --exclude='*.o' --exclude='*.d' --exclude='*.so' --exclude=./vecgpu-engine --exclude=./cuda/build --exclude=./.device -cf - . |
         tar -C "$root/vecgpu" -xf -
 
     say "$suite: testing"
