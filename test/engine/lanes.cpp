@@ -177,15 +177,18 @@ int main()
         Caller caller;
         caller_init(&caller, &memory.area(), 1, kSlots);
         std::vector<Call> calls(16);
-        for (Call &call : calls) {
-            CHECK(call_claim(&caller, &call), "claim");
-            fill(call, 1, 30000, 7);
-        }
-        for (Call &call : calls)
-            call_submit(&caller, &call, kLane);
-        for (Call &call : calls) {
-            CHECK(answered(caller, call), "answer");
-            call_release(&caller, &call);
+        /* On a busy machine threads get up late: some tries. */
+        for (int round = 0; round < 20 && work.at_once < 6; round++) {
+            for (Call &call : calls) {
+                CHECK(call_claim(&caller, &call), "claim");
+                fill(call, 1, 30000, 7);
+            }
+            for (Call &call : calls)
+                call_submit(&caller, &call, kLane);
+            for (Call &call : calls) {
+                CHECK(answered(caller, call), "answer");
+                call_release(&caller, &call);
+            }
         }
         CHECK(work.at_once >= 6, "%u at once", work.at_once.load());
         CHECK(lane.longest_call_ns(now_ns()) == 0, "clock");
