@@ -178,7 +178,8 @@ sub vg_ask
     # A server that ends the connection ends psql, and with it the pipe.
     eval {
         $open->{in} .= "$sql;\n\\echo $mark\n\\warn $mark\n";
-        $open->{run}->pump until $open->{out} =~ /^\Q$mark\E$/m && $open->{err} =~ /\Q$mark\E$/m;
+        # With its newline: that would be the beginning of the next answer.
+        $open->{run}->pump until $open->{out} =~ /^\Q$mark\E\n/m && $open->{err} =~ /\Q$mark\E\n/;
         1;
     } or $open->{err} .= $@;
     $open->{$_} =~ s/\n?\Q$mark\E\n?// for 'out', 'err';
