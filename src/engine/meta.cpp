@@ -10,34 +10,14 @@ namespace vecgpu {
 
 const char *meta_fault(const Meta &meta, const IndexKey &key)
 {
-    if (meta.magic != kMagic)
-        return "not the metapage of a vecgpu index";
-    if (meta.version != kFormatVersion)
-        return "unknown format version";
+    if (const char *fault = meta_fault(meta))
+        return fault;
     if (meta.incarnation != key.incarnation || meta.generation != key.generation)
         return "the metapage is of another index";
-    if (meta.kind != IndexKind::Hnsw && meta.kind != IndexKind::Flat)
-        return "unknown kind";
-    if (meta.metric < Metric::L2 || meta.metric > Metric::Cosine)
-        return "unknown metric";
-    if (meta.storage < Storage::Float32 || meta.storage > Storage::Int8)
-        return "unknown storage";
-    if (meta.cell_width < 2 || meta.cell_width > 4)
-        return "cell width out of range";
-    if (meta.dimensions == 0 || meta.dimensions > kMaxDimensions)
-        return "dimensions out of range";
-    if (meta.m < 2 || meta.m > 100)
-        return "m out of range";
-    if (meta.nodes > max_nodes(meta.cell_width))
-        return "node count out of range";
+    if (meta.dimensions == 0)
+        return "the index has no dimensions yet";
     if (meta.kind == IndexKind::Hnsw && meta.upper > max_nodes(meta.cell_width))
         return "upper record count out of range";
-    if (meta.kind == IndexKind::Hnsw && meta.entry_handle != kNone) {
-        if (meta.entry_level < 0 || meta.entry_level > kMaxLevel)
-            return "entry level out of range";
-        if (meta.entry_handle >= (meta.entry_level == 0 ? meta.nodes : meta.upper))
-            return "entry point out of range";
-    }
     if (!std::isfinite(meta.max_norm) || meta.max_norm < 0)
         return "largest norm out of range";
     return nullptr;

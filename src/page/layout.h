@@ -232,6 +232,38 @@ struct Meta {
     DeltaChain chains[kDeltaChains];
 };
 
+/* Why the numbers of a metapage cannot be right, or null. Whoever reads one does arithmetic with them. */
+inline const char *meta_fault(const Meta &meta)
+{
+    if (meta.magic != kMagic)
+        return "not a vecgpu index";
+    if (meta.version != kFormatVersion)
+        return "unknown format version";
+    if (meta.kind != IndexKind::Hnsw && meta.kind != IndexKind::Flat)
+        return "unknown kind";
+    if (meta.metric < Metric::L2 || meta.metric > Metric::Cosine)
+        return "unknown metric";
+    if (meta.storage < Storage::Float32 || meta.storage > Storage::Int8)
+        return "unknown storage";
+    if (meta.cell_width < 2 || meta.cell_width > 4)
+        return "cell width out of range";
+    if (meta.dimensions > kMaxDimensions)
+        return "too many dimensions";
+    if (meta.m < 2 || meta.m > 100)
+        return "m out of range";
+    if (meta.nodes > max_nodes(meta.cell_width) || (meta.nodes > 0 && meta.dimensions == 0))
+        return "node count out of range";
+    if (meta.dead_nodes > meta.nodes || meta.dead_twins > meta.twins || meta.parked > kMaxParked)
+        return "counters out of range";
+    if (meta.entry_handle != kNone) {
+        if (meta.entry_level < 0 || meta.entry_level > kMaxLevel)
+            return "entry level out of range";
+        if (meta.entry_handle >= (meta.entry_level == 0 ? meta.nodes : meta.upper))
+            return "entry point out of range";
+    }
+    return nullptr;
+}
+
 /* ---- addresses ---- */
 
 struct RegionShape {

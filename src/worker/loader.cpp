@@ -6,6 +6,7 @@
  */
 #include "am/mirror.h"
 #include "client/settings.h"
+#include "worker/open.h"
 
 extern "C" PGDLLEXPORT void vecgpu_load_worker(Datum argument)
 {
@@ -22,30 +23,21 @@ extern "C" PGDLLEXPORT void vecgpu_load_worker(Datum argument)
     SetCurrentStatementStartTimestamp();
     StartTransactionCommand();
     PushActiveSnapshot(GetTransactionSnapshot());
-    if (ConditionalLockRelationOid(oid, AccessShareLock)) {
-        HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(oid));
-        bool ours = false;
-        if (HeapTupleIsValid(tuple)) {
-            Form_pg_class form = reinterpret_cast<Form_pg_class>(GETSTRUCT(tuple));
-            ours = form->relkind == RELKIND_INDEX && form->relam == get_index_am_oid("vecgpu", true);
-            ReleaseSysCache(tuple);
-        }
-        if (ours) {
-            Relation index = index_open(oid, NoLock);
-            pgstat_report_activity(STATE_RUNNING, "vecgpu: loading a mirror");
-            Lane lane;
-            MirrorLoad load;
-            VgFallback failed = VgReachEngine(VgPatience::Look, &lane);
-            if (failed == VgFallback::None)
-                failed = VgLoadMirror(index, request.lane, false, &load);
-            if (failed == VgFallback::None && !load.current)
-                ereport(DEBUG1, (errmsg("loaded index \"%s\" into the vecgpu engine: %llu bytes of pages",
-                                        RelationGetRelationName(index), static_cast<unsigned long long>(load.sent))));
-            else if (failed != VgFallback::None && failed != VgFallback::Loading)
-                ereport(DEBUG1, (errmsg("could not load index \"%s\" into the vecgpu engine: %s",
-                                        RelationGetRelationName(index), VgFallbackName(failed))));
-            index_close(index, NoLock);
-        }
+    Relation index = VgOpenWithoutWaiting(oid, AccessShareLock);
+    if (index != nullptr) {
+        pgstat_report_activity(STATE_RUNNING, "vecgpu: loading a mirror");
+        Lane lane;
+        MirrorLoad load;
+        VgFallback failed = VgReachEngine(VgPatience::Look, &lane);
+        if (failed == VgFallback::None)
+            failed = VgLoadMirror(index, request.lane, false, &load);
+        if (failed == VgFallback::None && !load.current)
+            ereport(DEBUG1, (errmsg("loaded index \"%s\" into the vecgpu engine: %llu bytes of pages",
+                                    RelationGetRelationName(index), static_cast<unsigned long long>(load.sent))));
+        else if (failed != VgFallback::None && failed != VgFallback::Loading)
+            ereport(DEBUG1, (errmsg("could not load index \"%s\" into the vecgpu engine: %s",
+                                    RelationGetRelationName(index), VgFallbackName(failed))));
+        index_close(index, AccessShareLock);
     }
     PopActiveSnapshot();
     CommitTransactionCommand();

@@ -6,26 +6,9 @@
  * Until then it keeps the graph in memory, so that one flush after another need not load it.
  */
 #include "am/bulkflush.h"
+#include "worker/open.h"
 
 namespace vecgpu {
-
-/* Null unless the index is there, is one of ours, and can be locked without waiting. */
-static Relation OpenForFlush(Oid oid)
-{
-    if (!ConditionalLockRelationOid(oid, RowExclusiveLock))
-        return nullptr;
-    HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(oid));
-    bool ours = false;
-    if (HeapTupleIsValid(tuple)) {
-        Form_pg_class form = reinterpret_cast<Form_pg_class>(GETSTRUCT(tuple));
-        ours = form->relkind == RELKIND_INDEX && form->relam == get_index_am_oid("vecgpu", true);
-        ReleaseSysCache(tuple);
-    }
-    if (ours)
-        return index_open(oid, NoLock);
-    UnlockRelationOid(oid, RowExclusiveLock);
-    return nullptr;
-}
 
 namespace {
 
@@ -41,7 +24,7 @@ Round RunRound(Oid oid, int flush_rows, bool *have_lock, GraphCache *cache)
     SetCurrentStatementStartTimestamp();
     StartTransactionCommand();
     PushActiveSnapshot(GetTransactionSnapshot());
-    Relation index = OpenForFlush(oid);
+    Relation index = VgOpenWithoutWaiting(oid, RowExclusiveLock);
     if (index != nullptr && !*have_lock)
         *have_lock = VgTryLockWorker(index);
     if (index != nullptr && *have_lock) {
