@@ -255,8 +255,9 @@ sub vg_kill_backend
     # The dead backend stays in the list until shared memory is set up anew.
     for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
     {
-        my ($code, $out) = $node->psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE pid = $pid");
-        return if $code == 0 && $out eq '0';
+        # A psql that is turned away may end before its input is written: a broken pipe, which IPC::Run dies of.
+        my ($code, $out) = eval { $node->psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE pid = $pid") };
+        return if defined $code && $code == 0 && $out eq '0';
         sleep(0.1);
     }
     die "the node does not come back";

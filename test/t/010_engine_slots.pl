@@ -183,6 +183,16 @@ cmp_ok($total, '>=', 10000, "$total requests were given up");
         is(sql(q{SELECT sum(bytes) FROM vecgpu_mirrors()}), ve_device_memory($node), '... no half mirror keeps memory');
     }
     is($seen{strange} // '', '', 'loads are canceled, evicted, or done');
+    # A session that ends in the middle of a load takes it along, at once.
+    sql("SELECT vecgpu_evict('items_v')");
+    ve_fault('write hang');
+    my $loader = vg_session($node, "SELECT vecgpu_prewarm('items_v')");
+    my $pid = vg_wait_query($node, '%vecgpu_prewarm%');
+    ok(ve_until(30, sub { return sql('SELECT state FROM vecgpu_mirrors()') eq 'loading' }), 'a load is under way');
+    sql("SELECT pg_terminate_backend($pid)");
+    vg_finish($loader);
+    ve_fault('');
+    ok(ve_until(5, sub { return sql('SELECT count(*) FROM vecgpu_mirrors()') eq '0' && ve_device_memory($node) eq '0' }), '... and goes with its session');
     cmp_ok($seen{canceled}, '>=', 10, "... $seen{canceled} were canceled");
 }
 is(ve_engine($node), $engine, 'the engine has lived through all of it');

@@ -125,6 +125,20 @@ note("$lagged steps were asked while the mirror lagged");
     sql($_) for 'INSERT INTO items SELECT 500000 + n, p.v FROM probes p, generate_series(1, 6000) n WHERE p.id = 5', $flush;
     ve_same([ $one, $other, $cpu ], 'items', 'thousands of equal rows, at once', rest => ', 50');
     fresh('items', 'thousands of equal rows');
+    # Nodes of one row that died: the mirror takes them for dead, and catches up only when it is told to.
+    sql('TRUNCATE items; ' . vg_rows('items', 1, 3000) . "; $flush");
+    sql('CREATE TABLE revived AS SELECT i AS id, uvec(i, 16) AS v FROM generate_series(1, 12) i');
+    sql($_) for 'DELETE FROM items WHERE id <= 12', 'VACUUM items', "SELECT vecgpu_prewarm('items_v')";
+    ve_fault('write error');
+    sql($_) for 'INSERT INTO items SELECT 600000 + id, v FROM revived', $flush;
+    my $queries = ve_counter($node, 'items_v', 'queries');
+    ve_same([ $one, $other, $cpu ], 'items', 'single rows on dead nodes', rest => ", 10, 'revived'");
+    is(sql("SELECT near('items', 1, 'revived')"), join("\n", map { "$_:0" } 1 .. 12), '... each of them is found');
+    cmp_ok(ve_counter($node, 'items_v', 'queries'), '>=', $queries + 36, '... on the device');
+    cmp_ok(sql("SELECT epoch_lag FROM pg_stat_vecgpu WHERE indexrelid = 'items_v'::regclass"), '>', 0, '... whose mirror lags');
+    ve_fault('');
+    fresh('items', 'single rows on dead nodes');
+    sql("SELECT vecgpu_prewarm('items_v')");
     is(sql("SELECT vecgpu_evict('items_v') > 0; SELECT bytes > 0 FROM vecgpu_prewarm('items_v')"), "t\nt", 'loaded anew');
     fresh('items', 'thousands of equal rows, loaded anew');
 }
