@@ -68,6 +68,8 @@ sub transaction
     return;
 }
 
+# A session that was told that the engine is starting asks again only after a while; who prewarms waits for it.
+vg_ask($_, "SELECT vecgpu_prewarm('items_v')") for $one, $other;
 same('items', 'at the start');
 my $more = 50_000;
 sub rows { my ($table, $n) = @_; $more += $n; return vg_rows($table, $more - $n + 1, $more) }
