@@ -61,7 +61,6 @@ void Nodes::init(Relation index, const Meta *meta, PageSource *source, MemoryCon
     out_ = nullptr;
     out_count_ = out_capacity_ = 0;
     tail_from_ = kNone;
-    checked_ = suspicious_ = 0;
     verify_ns_ = dropped_ = 0;
     error_ = kKeyError;
     scale_ = 1;
@@ -189,7 +188,6 @@ bool Nodes::next_from_engine(uint32_t *slot, float *key)
 /* The nearest node by the pages' keys, once no candidate that was not looked at can be nearer. */
 bool Nodes::take(uint32_t *slot, float *key)
 {
-    Allocator memory = VgAllocator(context_);
     for (;;) {
         float bound = std::numeric_limits<float>::infinity();
         if (hits_checked_ < hits_count_) {
@@ -206,17 +204,16 @@ bool Nodes::take(uint32_t *slot, float *key)
         }
         if (hits_checked_ == hits_count_)
             return false;
-        verify(kVerifyStep);
+        verify();
     }
-    (void) memory;
 }
 
 /* Looks up the next candidates on the pages. */
-void Nodes::verify(uint32_t most)
+void Nodes::verify()
 {
     uint32_t slots[kVerifyStep];
     uint32_t n = 0;
-    while (n < most && hits_checked_ < hits_count_)
+    while (n < kVerifyStep && hits_checked_ < hits_count_)
         slots[n++] = hits_[hits_checked_++].slot;
     uint64_t started = now_ns();
     add(slots, n, true);
@@ -368,7 +365,7 @@ bool Nodes::ask_once(uint32_t k, VgFallback *reason)
         return false;
     }
     answered_ = true;
-    verify(kVerifyStep);
+    verify();
     count(response);
     if (response.search.epoch < meta_->epoch)
         VgCatchUpMirror(index_, lane_, response.search.epoch);

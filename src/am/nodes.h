@@ -48,7 +48,7 @@ private:
     bool ask(uint32_t k);
     bool ask_once(uint32_t k, VgFallback *reason);
     bool accept(const Response &response);
-    void verify(uint32_t most);
+    void verify();
     void add(const uint32_t *slots, uint32_t n, bool from_mirror);
     void read_tail(uint32_t nodes, uint32_t twins);
     void leave(VgFallback reason);
@@ -79,7 +79,6 @@ private:
     uint32_t tail_from_, tail_twins_;
     float error_;     /* by which keys of the device may be off, as a share of `scale_` and the key */
     float scale_;
-    uint32_t checked_, suspicious_;
     uint64_t verify_ns_, dropped_;
 
     /* pages */

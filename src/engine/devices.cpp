@@ -107,7 +107,7 @@ uint32_t Devices::open_gpus(uint64_t memory_limit, char *error)
         snprintf(error, kErrorBytes, "no GPU found");
         return 0;
     }
-    /* One for now; placement over several comes with the issue that measures it. */
+    /* The first one: mirrors are not spread over several. */
     if (open(api, Lane::Gpu, 0, memory_limit, error) != Status::Ok)
         return 0;
     return 1;

@@ -79,7 +79,7 @@ bool Engine::open_devices()
         return false;
     }
     if (options_.host_only)
-        snprintf(error, sizeof error, "the engine was started without");
+        snprintf(error, sizeof error, "the engine was started with --device host");
     else
         devices_.open_gpus(options_.memory_limit, error);
     Area &area = this->area();
