@@ -3,10 +3,10 @@
  *
  *   device_bench DEVICE.so [--base FILE.u8bin --query FILE.u8bin] [--rows N] [--dimensions D] [--queries N]
  *                [--storages f32,f16,bf16,i8] [--exact] [--graph] [--ef 40,64,...] [--k 10,100] [--batches 1,16,...]
- *                [--m M] [--cosine | --ip] [--check] [--self] [--filter SHARE] [--calls N]
+ *                [--m M] [--graph-file FILE] [--cosine | --ip] [--check] [--self] [--filter SHARE] [--calls N]
  *
  * Without files the rows are made up: 10,000 clusters of a 16-d latent space. The graph is the one that CREATE INDEX
- * builds (core/build.h). Truth is the device's exact search, itself held against double for some queries with --check.
+ * builds (core/build.h); --graph-file keeps it for the next run over the same rows. Truth is the device's exact search, itself held against double for some queries with --check.
  * Times: "kernel" is the device's own (from the start of the first kernel to the end of the last), "wall" is the whole
  * call with copies in both directions; medians of several calls.
  */
@@ -157,6 +157,53 @@ void build(OwnGraph *own, const Encoded &rows, uint32_t n, uint32_t dimensions, 
             own->owner[own->upper_offset[i] + l] = i;
 }
 
+/* What `build` leaves, as bytes of this machine. False: no such file. */
+bool read_graph(OwnGraph *own, const char *path, uint32_t n, uint32_t m)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return false;
+    uint32_t head[5];
+    bool good = fread(head, sizeof head, 1, file) == 1 && head[0] == n && head[1] == m;
+    auto read = [&](auto &list, size_t count) {
+        list.resize(count);
+        good = good && fread(list.data(), sizeof list[0], count, file) == count;
+    };
+    own->graph = graph_make(m);
+    if (good) {
+        own->graph.entry = head[2];
+        own->graph.entry_level = int(head[3]);
+        read(own->links0, size_t(n) * 2 * m);
+        read(own->upper_offset, n);
+        read(own->levels, n);
+        read(own->owner, head[4]);
+    }
+    fclose(file);
+    if (!good) {
+        fprintf(stderr, "%s: not the graph of these rows\n", path);
+        exit(1);
+    }
+    return true;
+}
+
+void write_graph(const OwnGraph &own, const char *path, uint32_t n, uint32_t m)
+{
+    FILE *file = fopen(path, "wb");
+    uint32_t head[5] = {n, m, own.graph.entry, uint32_t(own.graph.entry_level), uint32_t(own.owner.size())};
+    bool good = file && fwrite(head, sizeof head, 1, file) == 1;
+    auto write = [&](const auto &list) {
+        good = good && fwrite(list.data(), sizeof list[0], list.size(), file) == list.size();
+    };
+    write(own.links0);
+    write(own.upper_offset);
+    write(own.levels);
+    write(own.owner);
+    if (!file || fclose(file) != 0 || !good) {
+        perror(path);
+        exit(1);
+    }
+}
+
 const DeviceApi *api;
 Device *device;
 DeviceStream *stream;
@@ -282,7 +329,7 @@ std::vector<uint32_t> numbers(const char *text)
 
 int main(int argc, char **argv)
 {
-    const char *object = nullptr, *base = nullptr, *query = nullptr, *storages = "f32";
+    const char *object = nullptr, *base = nullptr, *query = nullptr, *graph_file = nullptr, *storages = "f32";
     uint32_t n = 1000000, dimensions = 128, m = 16;
     bool exact = false, graph = false, check = false, self = false;
     uint32_t asked = 10000, calls = 0;
@@ -302,6 +349,8 @@ int main(int argc, char **argv)
             dimensions = uint32_t(atol(value()));
         else if (word == "--m")
             m = uint32_t(atol(value()));
+        else if (word == "--graph-file")
+            graph_file = value();
         else if (word == "--storages")
             storages = value();
         else if (word == "--ef")
@@ -352,7 +401,11 @@ int main(int argc, char **argv)
     OwnGraph own;
     if (graph) {
         start = seconds();
-        build(&own, encode(rows, Storage::Float32), n, dimensions, metric, m);
+        if (!graph_file || !read_graph(&own, graph_file, n, m)) {
+            build(&own, encode(rows, Storage::Float32), n, dimensions, metric, m);
+            if (graph_file)
+                write_graph(own, graph_file, n, m);
+        }
         printf("graph m %u: %.1f s\n", m, seconds() - start);
     }
     std::vector<uint64_t> filter;
