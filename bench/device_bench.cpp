@@ -1,11 +1,11 @@
 /*
  * device_bench.cpp: figures of one device behind engine/device.h: exact and graph search by batch size.
  *
- *   device_bench DEVICE.so [--base FILE.u8bin --query FILE.u8bin] [--rows N] [--dimensions D] [--queries N]
+ *   device_bench DEVICE.so [--base FILE --query FILE] [--rows N] [--dimensions D] [--queries N]
  *                [--storages f32,f16,bf16,i8] [--exact] [--graph] [--ef 40,64,...] [--k 10,100] [--batches 1,16,...]
- *                [--m M] [--graph-file FILE] [--cosine | --ip] [--check] [--self] [--filter SHARE] [--calls N]
+ *                [--m M] [--graph-file FILE] [--cosine | --ip] [--normalise] [--check] [--self] [--filter SHARE] [--calls N]
  *
- * Without files the rows are made up: 10,000 clusters of a 16-d latent space. The graph is the one that CREATE INDEX
+ * Files are .u8bin or .fbin (bench/README.md). Without files the rows are made up: 10,000 clusters of a 16-d latent space. The graph is the one that CREATE INDEX
  * builds (core/build.h); --graph-file keeps it for the next run over the same rows. Truth is the device's exact search, itself held against double for some queries with --check.
  * Times: "kernel" is the device's own (from the start of the first kernel to the end of the last), "wall" is the whole
  * call with copies in both directions; medians of several calls.
@@ -41,7 +41,8 @@ struct Set {
     const float *at(uint32_t i) const { return values.data() + size_t(i) * dimensions; }
 };
 
-Set read_u8bin(const char *path, uint32_t most)
+/* uint32 rows, uint32 dimensions, then bytes (.u8bin) or floats (.fbin). */
+Set read_set(const char *path, uint32_t most)
 {
     FILE *file = fopen(path, "rb");
     uint32_t head[2];
@@ -52,11 +53,22 @@ Set read_u8bin(const char *path, uint32_t most)
     Set set;
     set.n = std::min(head[0], most);
     set.dimensions = head[1];
-    std::vector<uint8_t> bytes(size_t(set.n) * set.dimensions);
-    if (fread(bytes.data(), 1, bytes.size(), file) != bytes.size())
-        exit(1);
+    const size_t count = size_t(set.n) * set.dimensions;
+    const std::string name = path;
+    bool good;
+    if (name.size() > 5 && name.substr(name.size() - 5) == ".fbin") {
+        set.values.resize(count);
+        good = fread(set.values.data(), sizeof(float), count, file) == count;
+    } else {
+        std::vector<uint8_t> bytes(count);
+        good = fread(bytes.data(), 1, count, file) == count;
+        set.values.assign(bytes.begin(), bytes.end());
+    }
     fclose(file);
-    set.values.assign(bytes.begin(), bytes.end());
+    if (!good) {
+        fprintf(stderr, "%s: cut short\n", path);
+        exit(1);
+    }
     return set;
 }
 
@@ -331,7 +343,7 @@ int main(int argc, char **argv)
 {
     const char *object = nullptr, *base = nullptr, *query = nullptr, *graph_file = nullptr, *storages = "f32";
     uint32_t n = 1000000, dimensions = 128, m = 16;
-    bool exact = false, graph = false, check = false, self = false;
+    bool exact = false, graph = false, check = false, self = false, normalise = false;
     uint32_t asked = 10000, calls = 0;
     double share = 0;
     Metric metric = Metric::L2;
@@ -371,6 +383,8 @@ int main(int argc, char **argv)
             metric = Metric::Cosine;
         else if (word == "--ip")
             metric = Metric::InnerProduct;
+        else if (word == "--normalise")
+            normalise = true;
         else if (word == "--exact")
             exact = true;
         else if (word == "--graph")
@@ -392,10 +406,20 @@ int main(int argc, char **argv)
     must(api->stream_open(device, &stream, error), "stream");
 
     double start = seconds();
-    Set rows = base ? read_u8bin(base, n) : make_set(n, dimensions, 0);
-    Set queries = query ? read_u8bin(query, asked) : make_set(asked, dimensions, 1);
+    Set rows = base ? read_set(base, n) : make_set(n, dimensions, 0);
+    Set queries = query ? read_set(query, asked) : make_set(asked, dimensions, 1);
     n = rows.n;
     dimensions = rows.dimensions;
+    if (normalise)
+        for (Set *set : {&rows, &queries})
+            for (uint32_t i = 0; i < set->n; i++) {
+                float *row = set->values.data() + size_t(i) * dimensions;
+                double norm2 = 0;
+                for (uint32_t d = 0; d < dimensions; d++)
+                    norm2 += double(row[d]) * row[d];
+                for (uint32_t d = 0; norm2 > 0 && d < dimensions; d++)
+                    row[d] = float(row[d] / sqrt(norm2));
+            }
     printf("%s; %u rows of %u dimensions, %u queries (%.1f s)\n", info.name, n, dimensions, queries.n,
            seconds() - start);
     OwnGraph own;
