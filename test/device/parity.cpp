@@ -1,10 +1,11 @@
 /*
  * parity.cpp: every operation of engine/device.h on the host device and on other devices, held against each other and against the truth.
  *
- *   parity [--bench] [--sample FOLDER] [--number N] [DEVICE.so]
+ *   parity [--bench | --large] [--sample FOLDER] [--number N] [DEVICE.so]
  *
  * Without a shared object the host device alone is tested. --number: which of the shared object's devices. --sample: the SIFT sample
- * (default: $VECGPU_SIFT20K, test/data/sift20k). --bench: no tests, figures of every device. VECGPU_PARITY_VERBOSE=1 shows all recalls.
+ * (default: $VECGPU_SIFT20K, test/data/sift20k). --bench: no tests, figures of every device. --large: only mirrors beyond 32-bit
+ * offsets (105 GB of device memory). VECGPU_PARITY_VERBOSE=1 shows all recalls.
  */
 #include "parity.h"
 
@@ -135,11 +136,13 @@ int main(int argc, char **argv)
 {
     const char *folder = getenv("VECGPU_SIFT20K"), *object = nullptr;
     uint32_t number = 0;
-    bool figures = false;
+    bool figures = false, large = false;
     for (int i = 1; i < argc; i++) {
         std::string word = argv[i];
         if (word == "--bench")
             figures = true;
+        else if (word == "--large")
+            large = true;
         else if (word == "--sample" && i + 1 < argc)
             folder = argv[++i];
         else if (word == "--number" && i + 1 < argc)
@@ -171,6 +174,8 @@ int main(int argc, char **argv)
     }
     if (figures) {
         bench(folder);
+    } else if (large) {
+        test_far();
     } else {
         test_calls();
         test_exact();

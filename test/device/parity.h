@@ -141,6 +141,7 @@ void test_graph(); /* walks.cpp */
 void test_sample(const char *folder);
 void test_writes(); /* writes.cpp */
 void test_faults(); /* faults.cpp: host only */
+void test_far();    /* large.cpp: the last device */
 void bench(const char *folder);
 
 } // namespace parity
