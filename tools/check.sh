@@ -219,15 +219,38 @@ sql_suites() {
 }
 
 
+# Kernels under compute-sanitizer, on small sizes: every form, storage and way. One check a run.
+sanitizer_suite() {
+    local tool passed=0 failed=0 log=$WORK/sanitizer.log bench="$ROOT/build/device_bench $ROOT/cuda/build/vecgpu_cuda.so --queries 150 --k 10 --ef 32 --calls 2"
+    command -v compute-sanitizer >/dev/null || die "No compute-sanitizer on the PATH (it comes with CUDA)."
+    sanitized() {
+        # shellcheck disable=SC2086
+        if timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 $1 >"$log" 2>&1; then
+            passed=$((passed + 1))
+        else
+            failed=$((failed + 1))
+            say "$tool of $1:"
+            grep -v '^=\+ *$' "$log" | tail -n 40
+        fi
+    }
+    for tool in memcheck racecheck initcheck; do
+        sanitized "$ROOT/cuda/build/select_test --tiny"
+        sanitized "$bench --rows 3000 --dimensions 96 --exact --graph --batches 1,2,16,150 --storages f32,f16,bf16,i8"
+    done
+    add sanitizer "$passed" "$failed"
+}
+
 # The same suites and answers on the GPU; and the device against the host device, and the k-selection against a sort.
 gpu_suites() {
     local passed=0 failed=0
     say "building"
-    make -C "$ROOT" --no-print-directory -s -j"$JOBS" cuda cuda-test build/engine/parity
+    make -C "$ROOT" --no-print-directory -s -j"$JOBS" cuda cuda-test device-bench build/engine/parity
     make -C "$ROOT" --no-print-directory -s -j"$JOBS" all install
     run_program parity "$ROOT/build/engine/parity" "$ROOT/cuda/build/vecgpu_cuda.so"
+    run_program parity_large "$ROOT/build/engine/parity" --large "$ROOT/cuda/build/vecgpu_cuda.so"
     run_program select_test "$ROOT/cuda/build/select_test"
     add device "$passed" "$failed"
+    sanitizer_suite
     prepare_sql
     SERVER=device
     start_server device "${SETTINGS[@]}" "vecgpu.device = gpu" "vecgpu.fallback = off"
