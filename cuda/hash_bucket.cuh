@@ -15,8 +15,11 @@
 
 namespace vecgpu::cuda {
 
-/* `kLanes` consecutive lanes of a warp that work together; all of them call. */
-template <int kLanes>
+/*
+ * `kLanes` consecutive lanes of a warp that work together; all of them call. kTogether: all tiles of the warp call at once;
+ * where only some do, the warp runs its tiles one after the other, which costs more than the memory does.
+ */
+template <int kLanes, bool kTogether>
 struct Tile {
     static_assert(kLanes >= 1 && kLanes <= 16 && (kLanes & (kLanes - 1)) == 0);
 
@@ -47,7 +50,7 @@ struct Tile {
 private:
     static constexpr uint32_t kAll = (1u << kLanes) - 1;
     static __device__ __forceinline__ uint32_t first() { return threadIdx.x % 32 / kLanes * kLanes; }
-    static __device__ __forceinline__ uint32_t members() { return kAll << first(); }
+    static __device__ __forceinline__ uint32_t members() { return kTogether ? ~0u : kAll << first(); }
 };
 
 /* 16 bytes of a bucket. The low kIgnored bits of a slot (a value beside the key) do not count in comparisons. */
@@ -126,13 +129,14 @@ private:
 
 /*
  * A snapshot of a bucket of kSlots slots, held by a tile: piece p by lane p % kLanes. It may also be that of two buckets of
- * half the size, one after the other. Results are the same in all lanes of the tile.
+ * half the size, one after the other. Results are the same in all lanes of the tile; `Lanes` says who calls.
  */
 template <class Slot, int kSlots, int kLanes, int kIgnored = 0>
 struct Bucket {
     using Part = Piece<Slot, kIgnored>;
     using Unit = typename Part::Unit;
-    using Lanes = Tile<kLanes>;
+    using Together = Tile<kLanes, true>;
+    using Alone = Tile<kLanes, false>;
     static constexpr int kPieces = kSlots / Part::kSlots;
     static constexpr int kOwn = kPieces / kLanes;
     static_assert(kPieces >= kLanes && kPieces <= 32);
@@ -143,47 +147,59 @@ struct Bucket {
     {
 #pragma unroll
         for (int i = 0; i < kOwn; i++)
-            own[i].load(bucket + (i * kLanes + Lanes::lane()) * Part::kSlots);
+            own[i].load(bucket + (i * kLanes + Together::lane()) * Part::kSlots);
     }
 
     __device__ __forceinline__ void load(const Slot *left, const Slot *right)
     {
 #pragma unroll
         for (int i = 0; i < kOwn; i++) {
-            const uint32_t p = i * kLanes + Lanes::lane();
+            const uint32_t p = i * kLanes + Together::lane();
             own[i].load(p < kPieces / 2 ? left + p * Part::kSlots : right + (p - kPieces / 2) * Part::kSlots);
         }
     }
 
     /* Bit p: piece p has a slot that equals `left`, or `right` if it lies in the second half. */
+    template <class Lanes>
     __device__ __forceinline__ uint32_t having(Slot left, Slot right) const
     {
         uint32_t pieces = 0;
 #pragma unroll
         for (int i = 0; i < kOwn; i++)
-            pieces |= Lanes::ballot(own[i].has(i * kLanes + Lanes::lane() < kPieces / 2 ? left : right))
+            pieces |= Lanes::ballot(own[i].has(i * kLanes + Together::lane() < kPieces / 2 ? left : right))
                       << (i * kLanes);
         return pieces;
     }
-    __device__ __forceinline__ uint32_t having(Slot value) const { return having(value, value); }
+    template <class Lanes>
+    __device__ __forceinline__ uint32_t having(Slot value) const
+    {
+        return having<Lanes>(value, value);
+    }
 
+    template <class Lanes>
     __device__ __forceinline__ bool has(Slot left, Slot right) const
     {
         bool found = false;
 #pragma unroll
         for (int i = 0; i < kOwn; i++)
-            found |= own[i].has(i * kLanes + Lanes::lane() < kPieces / 2 ? left : right);
+            found |= own[i].has(i * kLanes + Together::lane() < kPieces / 2 ? left : right);
         return Lanes::any(found);
     }
-    __device__ __forceinline__ bool has(Slot value) const { return has(value, value); }
+    template <class Lanes>
+    __device__ __forceinline__ bool has(Slot value) const
+    {
+        return has<Lanes>(value, value);
+    }
 
     /* The first slot that equals `value`, in the first of the pieces given as bits (not none). */
+    template <class Lanes>
     __device__ __forceinline__ uint32_t first(uint32_t pieces, Slot value) const
     {
         const uint32_t p = __ffs(pieces) - 1;
         return p * Part::kSlots + Lanes::from(piece(p).first(value), p % kLanes);
     }
 
+    template <class Lanes>
     __device__ __forceinline__ Slot at(uint32_t slot) const
     {
         const uint32_t p = slot / Part::kSlots, i = slot % Part::kSlots;
@@ -192,19 +208,35 @@ struct Bucket {
     }
 
     /*
-     * Puts `value` where the snapshot has `old`, at slot `slot` of it, which is slot `slot` - kSkipped of `bucket`; false
-     * if its unit has changed since.
+     * If `wanted`, puts `value` where the snapshot has `old`, at slot `slot` of it, which is slot `slot` - kSkipped of
+     * `bucket`; false if its unit has changed since.
      */
-    template <uint32_t kSkipped = 0>
-    __device__ __forceinline__ bool swap(Slot *bucket, uint32_t slot, Slot old, Slot value) const
+    template <class Lanes, uint32_t kSkipped = 0>
+    __device__ __forceinline__ bool swap(Slot *bucket, uint32_t slot, Slot old, Slot value, bool wanted = true) const
     {
         const uint32_t p = slot / Part::kSlots, i = slot % Part::kSlots;
         bool done = false;
-        if (Lanes::lane() == p % kLanes) {
+        if (wanted && Lanes::lane() == p % kLanes) {
             const Unit before = piece(p).at(i / Part::kPerUnit);
             const Unit change = Unit(Slot(old ^ value)) << (i % Part::kPerUnit * Part::kSlotBits);
-            done = compare_and_swap(bucket + (slot - kSkipped) / Part::kPerUnit * Part::kPerUnit, before,
-                                    before ^ change);
+            done =
+                compare_and_swap(bucket + (slot - kSkipped) / Part::kPerUnit * Part::kPerUnit, before, before ^ change);
+        }
+        return Lanes::any(done);
+    }
+
+    /* The first free slot of the pieces given as bits (not none), as with first() and swap(), becomes `value`. */
+    template <class Lanes>
+    __device__ __forceinline__ bool fill(Slot *bucket, uint32_t pieces, Slot value, bool wanted) const
+    {
+        const uint32_t p = __ffs(pieces) - 1;
+        bool done = false;
+        if (wanted && Lanes::lane() == p % kLanes) {
+            const Part part = piece(p);
+            const uint32_t i = part.first(0);
+            const Unit before = part.at(i / Part::kPerUnit);
+            done = compare_and_swap(bucket + p * Part::kSlots + i / Part::kPerUnit * Part::kPerUnit, before,
+                                    before | Unit(value) << (i % Part::kPerUnit * Part::kSlotBits));
         }
         return Lanes::any(done);
     }

@@ -58,10 +58,7 @@ struct Cuckoo {
         return kCompact ? permutations[function_of(slot)].invert(Key(rest << bucket_bits) | bucket) : rest;
     }
 
-    static __host__ __device__ __forceinline__ Slot value_of(Slot slot)
-    {
-        return slot & ((Slot(1) << kValueBits) - 1);
-    }
+    static __host__ __device__ __forceinline__ Slot value_of(Slot slot) { return slot & ((Slot(1) << kValueBits) - 1); }
 };
 
 /*
@@ -75,11 +72,13 @@ __global__ void __launch_bounds__(256)
 {
     using Slot = typename Table::Slot;
     using Key = typename Table::Key;
-    using Lanes = Tile<kLanes>;
+    using Seen = Bucket<Slot, Table::kSlots, kLanes, Table::kValueBits>;
+    using Lanes = typename Seen::Together;
+    using Alone = typename Seen::Alone;
     const uint64_t mine = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     const uint64_t first = mine - Lanes::lane();
     const Key key = mine < count ? keys[mine] : 0;
-    Bucket<Slot, Table::kSlots, kLanes, Table::kValueBits> seen[kLanes];
+    Seen seen[kLanes];
 
     uint32_t bucket;
     Slot word;
@@ -89,35 +88,45 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int r = 0; r < kLanes; r++)
         seen[r].load(table.slots + uint64_t(Lanes::from(bucket, r)) * Table::kSlots);
+    uint32_t left = Lanes::ballot(mine < count); /* the tile's keys that have no place yet */
 #pragma unroll
     for (int r = 0; r < kLanes; r++) {
-        uint32_t its_bucket = Lanes::from(bucket, r);
-        Slot its = Lanes::from(word, r);
-        for (uint32_t evictions = 0; first + r < count;) {
+        Slot *at = table.slots + uint64_t(Lanes::from(bucket, r)) * Table::kSlots;
+        const uint32_t open = seen[r].template having<Lanes>(0);
+        const Slot its = Lanes::from(word, r);
+        if (seen[r].template fill<Lanes>(at, open, its, open && (left >> r & 1)))
+            left &= ~(1u << r);
+    }
+    while (left) {
+        const uint32_t r = __ffs(left) - 1;
+        left &= left - 1;
+        uint32_t its_bucket = Alone::from(bucket, r);
+        Slot its = Alone::from(word, r);
+        for (uint32_t evictions = 0;;) {
             Slot *at = table.slots + uint64_t(its_bucket) * Table::kSlots;
-            const uint32_t open = seen[r].having(0);
+            Seen now;
+            now.load(at);
+            const uint32_t open = now.template having<Alone>(0);
             if (open) {
-                if (seen[r].swap(at, seen[r].first(open, 0), 0, its))
+                if (now.template fill<Alone>(at, open, its, true))
                     break;
-            } else {
-                if (evictions == most) {
-                    if (Lanes::lane() == 0)
-                        atomicAdd(failures, 1u);
-                    break;
-                }
-                /* Any slot will do, as long as two keys do not throw each other out for ever. */
-                const uint32_t victim = (uint32_t(its >> Table::kValueBits) + its_bucket + evictions * 7) *
-                                            0x9E3779B1u >> 16;
-                const Slot old = seen[r].at(victim % Table::kSlots);
-                if (seen[r].swap(at, victim % Table::kSlots, old, its)) {
-                    evictions++;
-                    const Key moved = table.key_of(old, its_bucket);
-                    table.place(moved, (table.function_of(old) + 1) % Table::kFunctions, &its_bucket, &its);
-                    its |= Table::value_of(old);
-                    at = table.slots + uint64_t(its_bucket) * Table::kSlots;
-                }
+                continue;
             }
-            seen[r].load(at);
+            if (evictions == most) {
+                if (Alone::lane() == 0)
+                    atomicAdd(failures, 1u);
+                break;
+            }
+            /* Any slot will do, as long as two keys do not throw each other out for ever. */
+            const uint32_t victim =
+                ((uint32_t(its >> Table::kValueBits) + its_bucket + evictions * 7) * 0x9E3779B1u >> 16) % Table::kSlots;
+            const Slot old = now.template at<Alone>(victim);
+            if (now.template swap<Alone>(at, victim, old, its)) {
+                evictions++;
+                const Key moved = table.key_of(old, its_bucket);
+                table.place(moved, (table.function_of(old) + 1) % Table::kFunctions, &its_bucket, &its);
+                its |= Table::value_of(old);
+            }
         }
     }
 }
@@ -130,51 +139,51 @@ __global__ void __launch_bounds__(256)
     cuckoo_find_kernel(Table table, const typename Table::Key *keys, uint64_t count, uint32_t *results)
 {
     using Slot = typename Table::Slot;
-    using Lanes = Tile<kLanes>;
+    using Seen = Bucket<Slot, Table::kSlots, kLanes, Table::kValueBits>;
+    using Lanes = typename Seen::Together;
     const uint64_t mine = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     const typename Table::Key key = mine < count ? keys[mine] : 0;
-    Bucket<Slot, Table::kSlots, kLanes, Table::kValueBits> seen[kLanes];
+    Seen seen[kLanes];
     uint32_t result = kNotInTable;
     bool searching = mine < count;
 
     for (uint32_t function = 0; function < Table::kFunctions; function++) {
-        const uint32_t wanted = Lanes::ballot(searching);
-        if (!wanted)
+        if (!__any_sync(~0u, searching))
             break;
+        const uint32_t wanted = Lanes::ballot(searching);
         uint32_t bucket;
         Slot tag;
         table.place(key, function, &bucket, &tag);
 #pragma unroll
-        for (int r = 0; r < kLanes; r++)
+        for (int r = 0; r < kLanes; r++) {
+            const Slot *at = table.slots + uint64_t(Lanes::from(bucket, r)) * Table::kSlots;
             if (wanted >> r & 1)
-                seen[r].load(table.slots + uint64_t(Lanes::from(bucket, r)) * Table::kSlots);
+                seen[r].load(at);
+        }
 #pragma unroll
-        for (int r = 0; r < kLanes; r++)
-            if (wanted >> r & 1) {
-                const Slot its_tag = Lanes::from(tag, r);
-                const uint32_t its_bucket = Lanes::from(bucket, r);
-                const uint32_t having = seen[r].having(its_tag);
-                bool done = true;
-                uint32_t found = kNotInTable;
-                if (having) {
-                    const uint32_t at = seen[r].first(having, its_tag);
-                    found = Table::kValueBits > 0 ? uint32_t(Table::value_of(seen[r].at(at)))
-                                                  : its_bucket * Table::kSlots + at;
-                } else {
-                    done = seen[r].has(0);
-                }
-                if (Lanes::lane() == r) {
-                    result = found;
-                    searching = !done;
-                }
+        for (int r = 0; r < kLanes; r++) {
+            const Slot its_tag = Lanes::from(tag, r);
+            const uint32_t having = seen[r].template having<Lanes>(its_tag);
+            const bool ends = having || seen[r].template has<Lanes>(0);
+            const uint32_t at = seen[r].template first<Lanes>(having, its_tag);
+            uint32_t found = Lanes::from(bucket, r) * Table::kSlots + at;
+            if constexpr (Table::kValueBits > 0)
+                found = uint32_t(Table::value_of(seen[r].template at<Lanes>(at)));
+            if (Lanes::lane() == r && searching) {
+                result = having ? found : kNotInTable;
+                searching = !ends;
             }
+        }
     }
     if (mine < count)
         results[mine] = result;
 }
 
 template <class Table>
-constexpr int kCuckooLanes = Table::kBytes <= 32 ? 1 : Table::kBytes <= 64 ? 2 : Table::kBytes <= 128 ? 4 : 8;
+constexpr int kCuckooLanes = Table::kBytes <= 32    ? 1
+                             : Table::kBytes <= 64  ? 2
+                             : Table::kBytes <= 128 ? 4
+                                                    : 8;
 
 template <class Table>
 class CuckooTable {

@@ -95,43 +95,55 @@ struct Iceberg {
 /* How a key fared; Behind: the front yard does not say, the back yard will. */
 enum class Fate : int { New = int(Put::New), Seen = int(Put::Seen), Full = int(Put::Full), Behind };
 
-template <TableOp kOp, class Table, int kLanes>
-__device__ __forceinline__ Fate work_front(Bucket<typename Table::Slot, Table::kFrontSlots, kLanes> &seen,
-                                           typename Table::Slot *bucket, typename Table::Slot tag)
+/* What a snapshot of the front bucket says, and the key put there if that is the place; by whole warps. */
+template <TableOp kOp, class Table, class Front>
+__device__ __forceinline__ Fate work_front(Front &seen, typename Table::Slot *bucket, typename Table::Slot tag,
+                                           bool wanted)
 {
+    using Together = typename Front::Together;
+    using Alone = typename Front::Alone;
+    if (kOp != TableOp::Put && seen.template has<Together>(tag))
+        wanted = false;
+    const bool was_seen = !wanted;
+    uint32_t open = seen.template having<Together>(0);
+    Fate fate = was_seen ? Fate::Seen : open ? Fate::New : Fate::Behind;
+    if (kOp == TableOp::Find)
+        return fate;
+    const bool tries = fate == Fate::New;
+    if (seen.template fill<Together>(bucket, open, tag, tries) || !tries)
+        return fate;
+    /* Another key came first: again, with what the bucket is now. */
     for (;;) {
-        if (kOp != TableOp::Put && seen.has(tag))
+        seen.load(bucket);
+        if (kOp != TableOp::Put && seen.template has<Alone>(tag))
             return Fate::Seen;
-        const uint32_t open = seen.having(0);
+        open = seen.template having<Alone>(0);
         if (!open)
             return Fate::Behind;
-        if (kOp == TableOp::Find || seen.swap(bucket, seen.first(open, 0), 0, tag))
+        if (seen.template fill<Alone>(bucket, open, tag, true))
             return Fate::New;
-        seen.load(bucket);
     }
 }
 
-template <TableOp kOp, class Table, int kLanes>
-__device__ __forceinline__ Fate work_back(Bucket<typename Table::Slot, Table::kFrontSlots, kLanes> &seen,
-                                          typename Table::Slot *left, typename Table::Slot *right,
-                                          typename Table::Slot left_tag, typename Table::Slot right_tag)
+template <TableOp kOp, class Table, class Front>
+__device__ __forceinline__ Fate put_back(Front &seen, typename Table::Slot *left, typename Table::Slot *right,
+                                         typename Table::Slot left_tag, typename Table::Slot right_tag)
 {
-    constexpr uint32_t kHalf = (1u << (seen.kPieces / 2)) - 1;
+    using Alone = typename Front::Alone;
+    constexpr uint32_t kHalf = (1u << (Front::kPieces / 2)) - 1, kSlots = Table::kBackSlots;
     for (;;) {
-        if (kOp != TableOp::Put && seen.has(left_tag, right_tag))
+        if (kOp != TableOp::Put && seen.template has<Alone>(left_tag, right_tag))
             return Fate::Seen;
-        if (kOp == TableOp::Find)
-            return Fate::New;
-        const uint32_t open = seen.having(0);
-        const uint32_t at_left = open & kHalf ? seen.first(open & kHalf, 0) : Table::kBackSlots;
-        const uint32_t at_right = open & ~kHalf ? seen.first(open & ~kHalf, 0) : 2 * Table::kBackSlots;
+        const uint32_t open = seen.template having<Alone>(0);
+        const uint32_t at_left = open & kHalf ? seen.template first<Alone>(open & kHalf, 0) : kSlots;
+        const uint32_t at_right = open & ~kHalf ? seen.template first<Alone>(open & ~kHalf, 0) : 2 * kSlots;
         /* The proof above hangs on this rule: the first bucket only if it is strictly emptier. */
-        if (at_left < at_right - Table::kBackSlots) {
-            if (seen.swap(left, at_left, 0, left_tag))
+        if (at_left < at_right - kSlots) {
+            if (seen.template swap<Alone>(left, at_left, 0, left_tag))
                 return Fate::New;
-        } else if (at_right == 2 * Table::kBackSlots) {
+        } else if (at_right == 2 * kSlots) {
             return Fate::Full;
-        } else if (seen.template swap<Table::kBackSlots>(right, at_right, 0, right_tag)) {
+        } else if (seen.template swap<Alone, kSlots>(right, at_right, 0, right_tag)) {
             return Fate::New;
         }
         seen.load(left, right);
@@ -147,11 +159,12 @@ __global__ void __launch_bounds__(256)
     iceberg_kernel(Table table, const typename Table::Key *keys, uint64_t count, Put *results)
 {
     using Slot = typename Table::Slot;
-    using Lanes = Tile<kLanes>;
+    using Front = Bucket<Slot, Table::kFrontSlots, kLanes>;
+    using Lanes = typename Front::Together;
     const uint64_t mine = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     const uint64_t first = mine - Lanes::lane();
     const typename Table::Key key = mine < count ? keys[mine] : 0;
-    Bucket<Slot, Table::kFrontSlots, kLanes> seen[kLanes];
+    Front seen[kLanes];
     Fate fate = Fate::Full;
 
     uint32_t bucket;
@@ -163,35 +176,40 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int r = 0; r < kLanes; r++) {
         Slot *at = table.front + uint64_t(Lanes::from(bucket, r)) * Table::kFrontSlots;
-        const Slot its_tag = Lanes::from(tag, r);
-        if (first + r < count) {
-            const Fate its = work_front<kOp, Table, kLanes>(seen[r], at, its_tag);
-            if (Lanes::lane() == r)
-                fate = its;
-        }
+        const Fate its = work_front<kOp, Table>(seen[r], at, Lanes::from(tag, r), first + r < count);
+        __syncwarp();
+        if (Lanes::lane() == r && mine < count)
+            fate = its;
     }
 
     const uint32_t behind = Lanes::ballot(fate == Fate::Behind);
-    if (behind) {
+    if (__any_sync(~0u, behind)) {
         uint32_t left, right;
         Slot left_tag, right_tag;
         table.place(key, 1, &left, &left_tag);
         table.place(key, 2, &right, &right_tag);
 #pragma unroll
-        for (int r = 0; r < kLanes; r++)
+        for (int r = 0; r < kLanes; r++) {
+            const Slot *at = table.back + uint64_t(Lanes::from(left, r)) * Table::kBackSlots;
+            const Slot *other = table.back + uint64_t(Lanes::from(right, r)) * Table::kBackSlots;
             if (behind >> r & 1)
-                seen[r].load(table.back + uint64_t(Lanes::from(left, r)) * Table::kBackSlots,
-                             table.back + uint64_t(Lanes::from(right, r)) * Table::kBackSlots);
+                seen[r].load(at, other);
+        }
 #pragma unroll
-        for (int r = 0; r < kLanes; r++)
-            if (behind >> r & 1) {
-                const Fate its = work_back<kOp, Table, kLanes>(
-                    seen[r], table.back + uint64_t(Lanes::from(left, r)) * Table::kBackSlots,
-                    table.back + uint64_t(Lanes::from(right, r)) * Table::kBackSlots, Lanes::from(left_tag, r),
-                    Lanes::from(right_tag, r));
-                if (Lanes::lane() == r)
-                    fate = its;
-            }
+        for (int r = 0; r < kLanes; r++) {
+            Slot *at = table.back + uint64_t(Lanes::from(left, r)) * Table::kBackSlots;
+            Slot *other = table.back + uint64_t(Lanes::from(right, r)) * Table::kBackSlots;
+            const Slot its_left = Lanes::from(left_tag, r), its_right = Lanes::from(right_tag, r);
+            const bool concerned = behind >> r & 1;
+            Fate its = Fate::New;
+            if (kOp != TableOp::Put && seen[r].template has<Lanes>(its_left, its_right))
+                its = Fate::Seen;
+            if (kOp != TableOp::Find && concerned && its == Fate::New)
+                its = put_back<kOp, Table>(seen[r], at, other, its_left, its_right);
+            __syncwarp();
+            if (Lanes::lane() == r && concerned)
+                fate = its;
+        }
     }
     if (results && mine < count)
         results[mine] = Put(int(fate));
@@ -199,7 +217,10 @@ __global__ void __launch_bounds__(256)
 
 /* The lanes of a tile that measured best: each reads two pieces of a bucket up to 64 bytes, see README. */
 template <class Table>
-constexpr int kIcebergLanes = Table::kBytes <= 32 ? 1 : Table::kBytes <= 64 ? 2 : Table::kBytes <= 128 ? 4 : 8;
+constexpr int kIcebergLanes = Table::kBytes <= 32    ? 1
+                              : Table::kBytes <= 64  ? 2
+                              : Table::kBytes <= 128 ? 4
+                                                     : 8;
 
 template <class Table>
 class IcebergTable {

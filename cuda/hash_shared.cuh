@@ -87,7 +87,7 @@ struct SharedIceberg {
     }
 
 private:
-    static __device__ __noinline__ Put put_back(uint32_t *table, uint32_t id)
+    static __device__ __forceinline__ Put put_back(uint32_t *table, uint32_t id)
     {
         const uint32_t scrambled = (id ^ (id >> 15)) * 0x85EBCA6Bu, tag = id + 1;
         uint32_t *left = table + (scrambled >> (32 - kBackBits)) * 4;

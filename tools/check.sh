@@ -219,7 +219,8 @@ sql_suites() {
 }
 
 
-# The same suites and answers on the GPU; and the device against the host device, and the k-selection against a sort.
+# The same suites and answers on the GPU; and the device against the host device, the k-selection against a
+# sort, and the hash tables against sets.
 gpu_suites() {
     local passed=0 failed=0
     say "building"
@@ -227,6 +228,7 @@ gpu_suites() {
     make -C "$ROOT" --no-print-directory -s -j"$JOBS" all install
     run_program parity "$ROOT/build/engine/parity" "$ROOT/cuda/build/vecgpu_cuda.so"
     run_program select_test "$ROOT/cuda/build/select_test"
+    run_program hash_test "$ROOT/cuda/build/hash_test"
     add device "$passed" "$failed"
     prepare_sql
     SERVER=device

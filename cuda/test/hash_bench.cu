@@ -4,7 +4,7 @@
  * global: tables of 2^27 slots (iceberg: and an eighth more in the back yard), uniform keys of 30 or 48 bits, at the same
  * share of occupied slots. "put": an empty table to that fill; "find-or-put": the same, but every second key is one that
  * came before; "hit", "miss": finds at that fill. Clearing and making the keys are not counted.
- * lanes: the same by tiles of other sizes. shared: visited sets, one a warp, clearing included.
+ * Each by tiles of several sizes. shared: visited sets, one a warp, clearing included.
  */
 #include "hash_bench.h"
 #include "hash_cuckoo.cuh"
@@ -92,17 +92,17 @@ static constexpr uint32_t log2_of(uint32_t x)
 
 static void nothing() {}
 
-template <class Table, int kLanes = kIcebergLanes<Table>>
-static void bench_iceberg(const char *name, uint32_t key_bits, const std::vector<int> &fills = kFills)
+template <class Table, int kLanes>
+static void bench_iceberg(const char *name, uint32_t key_bits)
 {
     using Key = typename Table::Key;
     const uint32_t front_bits = kSlotsLog - log2_of(Table::kFrontSlots);
     IcebergTable<Table> table(key_bits, front_bits, front_bits - 2, 1);
-    const uint64_t most = table.slots() * uint64_t(fills.back()) / 100;
+    const uint64_t most = table.slots() * uint64_t(kFills.back()) / 100;
     DeviceBuffer<Key> keys(2 * most);
     DeviceBuffer<Put> results(2 * most);
     Clock clock;
-    for (int fill : fills) {
+    for (int fill : kFills) {
         const uint64_t count = table.slots() * uint64_t(fill) / 100;
         const auto clear = [&] { table.clear(nullptr); };
         make_keys(key_bits, 0, 2 * count, true, keys.data());
@@ -125,16 +125,16 @@ static void bench_iceberg(const char *name, uint32_t key_bits, const std::vector
     }
 }
 
-template <class Table, int kLanes = kCuckooLanes<Table>>
-static void bench_cuckoo(const char *name, uint32_t key_bits, const std::vector<int> &fills = kFills)
+template <class Table, int kLanes>
+static void bench_cuckoo(const char *name, uint32_t key_bits)
 {
     using Key = typename Table::Key;
     CuckooTable<Table> table(key_bits, kSlotsLog - log2_of(Table::kSlots));
-    const uint64_t most = table.slots() * uint64_t(fills.back()) / 100;
+    const uint64_t most = table.slots() * uint64_t(kFills.back()) / 100;
     DeviceBuffer<Key> keys(2 * most);
     DeviceBuffer<uint32_t> results(most);
     Clock clock;
-    for (int fill : fills) {
+    for (int fill : kFills) {
         const uint64_t count = table.slots() * uint64_t(fill) / 100;
         make_keys(key_bits, 0, 2 * count, false, keys.data());
         bool built = true;
@@ -144,12 +144,10 @@ static void bench_cuckoo(const char *name, uint32_t key_bits, const std::vector<
             built = built && table.template build<kLanes>(keys.data(), results.data(), count, 1, nullptr);
             builds = std::max(builds, table.builds());
         });
-        const double hit = clock.rate(count, nothing, [&] {
-            table.template find<kLanes>(keys.data(), count, results.data(), nullptr);
-        });
-        const double miss = clock.rate(count, nothing, [&] {
-            table.template find<kLanes>(keys.data() + count, count, results.data(), nullptr);
-        });
+        const double hit = clock.rate(
+            count, nothing, [&] { table.template find<kLanes>(keys.data(), count, results.data(), nullptr); });
+        const double miss = clock.rate(
+            count, nothing, [&] { table.template find<kLanes>(keys.data() + count, count, results.data(), nullptr); });
         printf("cuckoo %-23s lanes %d | %4zu MB | fill %d %% | build %.2f%s (%u tries) | hit %.2f | miss %.2f\n", name,
                kLanes, table.slots() * sizeof(typename Table::Slot) >> 20, fill, put, built ? "" : " FAILED", builds,
                hit, miss);
@@ -157,41 +155,37 @@ static void bench_cuckoo(const char *name, uint32_t key_bits, const std::vector<
     }
 }
 
-static void bench_global()
+template <class Table, int... kLanes>
+static void bench_icebergs(const char *name, uint32_t key_bits)
 {
-    bench_iceberg<Iceberg<uint32_t, uint16_t, true, 32>>("32 x 16, compact", 30);
-    bench_iceberg<Iceberg<uint32_t, uint32_t, false, 32>>("32 x 32, uncompact", 30);
-    bench_iceberg<Iceberg<uint32_t, uint32_t, false, 16>>("16 x 32, uncompact", 30);
-    bench_iceberg<Iceberg<uint64_t, uint32_t, true, 32>>("32 x 32, compact", 48);
-    bench_iceberg<Iceberg<uint64_t, uint64_t, false, 32>>("32 x 64, uncompact", 48);
-    bench_iceberg<Iceberg<uint64_t, uint64_t, false, 16>>("16 x 64, uncompact", 48);
-    bench_cuckoo<Cuckoo<uint32_t, uint16_t, true, 32>>("32 x 16, compact", 30);
-    bench_cuckoo<Cuckoo<uint32_t, uint32_t, false, 32>>("32 x 32, uncompact", 30);
-    bench_cuckoo<Cuckoo<uint32_t, uint16_t, true, 16>>("16 x 16, compact", 30);
-    bench_cuckoo<Cuckoo<uint32_t, uint32_t, false, 16>>("16 x 32, uncompact", 30);
-    bench_cuckoo<Cuckoo<uint64_t, uint32_t, true, 16>>("16 x 32, compact", 48);
-    bench_cuckoo<Cuckoo<uint64_t, uint64_t, false, 16>>("16 x 64, uncompact", 48);
-    bench_cuckoo<Cuckoo<uint64_t, uint64_t, true, 4, 32>>("4 x 64, map 48 to 32", 48);
-    bench_cuckoo<Cuckoo<uint64_t, uint64_t, true, 8, 32>>("8 x 64, map 48 to 32", 48);
-    bench_cuckoo<Cuckoo<uint64_t, uint64_t, true, 16, 32>>("16 x 64, map 48 to 32", 48);
+    (bench_iceberg<Table, kLanes>(name, key_bits), ...);
 }
 
-static void bench_lanes()
+template <class Table, int... kLanes>
+static void bench_cuckoos(const char *name, uint32_t key_bits)
 {
-    const std::vector<int> fills = {60, 90};
-    using Narrow = Iceberg<uint32_t, uint16_t, true, 32>;
-    using Wide = Iceberg<uint32_t, uint32_t, false, 32>;
-    bench_iceberg<Narrow, 1>("32 x 16, compact", 30, fills);
-    bench_iceberg<Narrow, 2>("32 x 16, compact", 30, fills);
-    bench_iceberg<Narrow, 4>("32 x 16, compact", 30, fills);
-    bench_iceberg<Wide, 1>("32 x 32, uncompact", 30, fills);
-    bench_iceberg<Wide, 2>("32 x 32, uncompact", 30, fills);
-    bench_iceberg<Wide, 4>("32 x 32, uncompact", 30, fills);
-    bench_iceberg<Wide, 8>("32 x 32, uncompact", 30, fills);
-    using Map = Cuckoo<uint64_t, uint64_t, true, 8, 32>;
-    bench_cuckoo<Map, 1>("8 x 64, map 48 to 32", 48, fills);
-    bench_cuckoo<Map, 2>("8 x 64, map 48 to 32", 48, fills);
-    bench_cuckoo<Map, 4>("8 x 64, map 48 to 32", 48, fills);
+    (bench_cuckoo<Table, kLanes>(name, key_bits), ...);
+}
+
+/* Compact ones before their uncompact twins. */
+static void bench_global()
+{
+    bench_icebergs<Iceberg<uint32_t, uint16_t, true, 32>, 1, 2, 4>("32 x 16, compact", 30);
+    bench_icebergs<Iceberg<uint32_t, uint32_t, false, 32>, 1, 4, 8>("32 x 32, uncompact", 30);
+    bench_icebergs<Iceberg<uint32_t, uint32_t, false, 16>, 1, 2, 4>("16 x 32, uncompact", 30);
+    bench_icebergs<Iceberg<uint64_t, uint32_t, true, 32>, 4, 8>("32 x 32, compact", 48);
+    bench_icebergs<Iceberg<uint64_t, uint64_t, false, 32>, 8, 16>("32 x 64, uncompact", 48);
+    bench_icebergs<Iceberg<uint64_t, uint32_t, true, 16>, 1, 2, 4>("16 x 32, compact", 48);
+    bench_icebergs<Iceberg<uint64_t, uint64_t, false, 16>, 4, 8>("16 x 64, uncompact", 48);
+    bench_cuckoos<Cuckoo<uint32_t, uint16_t, true, 32>, 1, 2, 4>("32 x 16, compact", 30);
+    bench_cuckoos<Cuckoo<uint32_t, uint32_t, false, 32>, 4, 8>("32 x 32, uncompact", 30);
+    bench_cuckoos<Cuckoo<uint32_t, uint16_t, true, 16>, 1, 2>("16 x 16, compact", 30);
+    bench_cuckoos<Cuckoo<uint32_t, uint32_t, false, 16>, 1, 2, 4>("16 x 32, uncompact", 30);
+    bench_cuckoos<Cuckoo<uint64_t, uint32_t, true, 16>, 1, 2, 4>("16 x 32, compact", 48);
+    bench_cuckoos<Cuckoo<uint64_t, uint64_t, false, 16>, 4, 8>("16 x 64, uncompact", 48);
+    bench_cuckoos<Cuckoo<uint64_t, uint64_t, true, 4, 32>, 1, 2>("4 x 64, map 48 to 32", 48);
+    bench_cuckoos<Cuckoo<uint64_t, uint64_t, true, 8, 32>, 1, 2, 4>("8 x 64, map 48 to 32", 48);
+    bench_cuckoos<Cuckoo<uint64_t, uint64_t, true, 16, 32>, 4, 8>("16 x 64, map 48 to 32", 48);
 }
 
 /* --- Sets in shared memory --- */
@@ -226,8 +220,7 @@ struct NoSet {
 
 /* A set a warp; 32 new ids, then 32 that were put earlier. */
 template <class Set>
-__global__ void __launch_bounds__(128)
-    shared_kernel(uint32_t queries, uint32_t distinct, unsigned long long *totals)
+__global__ void __launch_bounds__(128) shared_kernel(uint32_t queries, uint32_t distinct, unsigned long long *totals)
 {
     extern __shared__ uint4 memory[];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -279,8 +272,8 @@ static void bench_shared_set(const char *name, int processors, uint32_t slots)
         unsigned long long host[2];
         check(cudaMemcpy(host, totals.data(), 16, cudaMemcpyDeviceToHost), name);
         printf("shared %-24s %u slots, %5u bytes, %2d warps an SM | fill %u %% | %.1f G/s | full %.2f %% | %.0f kept\n",
-               name, slots, Set::kWords * 4, blocks * 4, fill, rate, 100.0 * double(host[1]) / (2.0 * distinct * queries),
-               double(host[0]) / queries);
+               name, slots, Set::kWords * 4, blocks * 4, fill, rate,
+               100.0 * double(host[1]) / (2.0 * distinct * queries), double(host[0]) / queries);
         fflush(stdout);
     }
 }
@@ -303,6 +296,4 @@ void hash_bench(const std::string &part, int processors)
     }
     if (part.empty() || part == "global")
         bench_global();
-    if (part.empty() || part == "lanes")
-        bench_lanes();
 }

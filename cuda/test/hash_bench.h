@@ -1,4 +1,4 @@
-/* hash_bench.h: figures of the hash tables; `part`: shared, global, lanes, or all if it is empty. */
+/* hash_bench.h: figures of the hash tables; `part`: shared, global, or all if it is empty. */
 #pragma once
 
 #include <string>
