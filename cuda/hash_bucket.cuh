@@ -53,6 +53,10 @@ private:
     static __device__ __forceinline__ uint32_t members() { return kTogether ? ~0u : kAll << first(); }
 };
 
+/* Lanes for a bucket of kBytes: a piece each measured best or within some percent of it, see README. */
+template <int kBytes>
+constexpr int kTileLanes = kBytes >= 256 ? 16 : kBytes / 16;
+
 /* 16 bytes of a bucket. The low kIgnored bits of a slot (a value beside the key) do not count in comparisons. */
 template <class Slot, int kIgnored = 0>
 struct Piece {

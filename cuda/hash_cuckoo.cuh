@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(256)
         for (int r = 0; r < kLanes; r++) {
             const Slot its_tag = Lanes::from(tag, r);
             const uint32_t having = seen[r].template having<Lanes>(its_tag);
-            const bool ends = having || seen[r].template has<Lanes>(0);
+            const bool ends = seen[r].template has<Lanes>(0) || having; /* the whole warp asks */
             const uint32_t at = seen[r].template first<Lanes>(having, its_tag);
             uint32_t found = Lanes::from(bucket, r) * Table::kSlots + at;
             if constexpr (Table::kValueBits > 0)
@@ -178,12 +178,6 @@ __global__ void __launch_bounds__(256)
     if (mine < count)
         results[mine] = result;
 }
-
-template <class Table>
-constexpr int kCuckooLanes = Table::kBytes <= 32    ? 1
-                             : Table::kBytes <= 64  ? 2
-                             : Table::kBytes <= 128 ? 4
-                                                    : 8;
 
 template <class Table>
 class CuckooTable {
@@ -206,7 +200,7 @@ public:
      * Makes the table hold these keys, all different, and nothing else; values only for a map. If a key finds no place, all is
      * done again with other permutations, up to kMostBuilds times; false: too many keys. Waits for the device.
      */
-    template <int kLanes = kCuckooLanes<Table>>
+    template <int kLanes = kTileLanes<Table::kBytes>>
     bool build(const Key *keys, const uint32_t *values, uint64_t count, uint64_t seed, cudaStream_t stream)
     {
         if (count > slots_.count())
@@ -230,7 +224,7 @@ public:
         return false;
     }
 
-    template <int kLanes = kCuckooLanes<Table>>
+    template <int kLanes = kTileLanes<Table::kBytes>>
     void find(const Key *keys, uint64_t count, uint32_t *results, cudaStream_t stream) const
     {
         if (count == 0)

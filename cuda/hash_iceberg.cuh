@@ -215,13 +215,6 @@ __global__ void __launch_bounds__(256)
         results[mine] = Put(int(fate));
 }
 
-/* The lanes of a tile that measured best: each reads two pieces of a bucket up to 64 bytes, see README. */
-template <class Table>
-constexpr int kIcebergLanes = Table::kBytes <= 32    ? 1
-                              : Table::kBytes <= 64  ? 2
-                              : Table::kBytes <= 128 ? 4
-                                                     : 8;
-
 template <class Table>
 class IcebergTable {
 public:
@@ -248,7 +241,7 @@ public:
         check(cudaMemsetAsync(back_.data(), 0, back_.count() * sizeof(Slot), stream), "clearing a hash table");
     }
 
-    template <TableOp kOp, int kLanes = kIcebergLanes<Table>>
+    template <TableOp kOp, int kLanes = kTileLanes<Table::kBytes>>
     void run(const Key *keys, uint64_t count, Put *results, cudaStream_t stream) const
     {
         if (count == 0)

@@ -82,7 +82,7 @@ private:
     cudaEvent_t begin_, end_;
 };
 
-static const std::vector<int> kFills = {50, 60, 70, 80, 90, 95};
+static const std::vector<int> kFills = {50, 70, 80, 90, 95};
 constexpr int kSlotsLog = 27;
 
 static constexpr uint32_t log2_of(uint32_t x)
@@ -170,22 +170,22 @@ static void bench_cuckoos(const char *name, uint32_t key_bits)
 /* Compact ones before their uncompact twins. */
 static void bench_global()
 {
-    bench_icebergs<Iceberg<uint32_t, uint16_t, true, 32>, 1, 2, 4>("32 x 16, compact", 30);
-    bench_icebergs<Iceberg<uint32_t, uint32_t, false, 32>, 1, 4, 8>("32 x 32, uncompact", 30);
-    bench_icebergs<Iceberg<uint32_t, uint32_t, false, 16>, 1, 2, 4>("16 x 32, uncompact", 30);
-    bench_icebergs<Iceberg<uint64_t, uint32_t, true, 32>, 4, 8>("32 x 32, compact", 48);
+    bench_icebergs<Iceberg<uint32_t, uint16_t, true, 32>, 1, 4>("32 x 16, compact", 30);
+    bench_icebergs<Iceberg<uint32_t, uint32_t, false, 32>, 4, 8>("32 x 32, uncompact", 30);
+    bench_icebergs<Iceberg<uint32_t, uint32_t, false, 16>, 4>("16 x 32, uncompact", 30);
+    bench_icebergs<Iceberg<uint64_t, uint32_t, true, 32>, 8>("32 x 32, compact", 48);
     bench_icebergs<Iceberg<uint64_t, uint64_t, false, 32>, 8, 16>("32 x 64, uncompact", 48);
-    bench_icebergs<Iceberg<uint64_t, uint32_t, true, 16>, 1, 2, 4>("16 x 32, compact", 48);
-    bench_icebergs<Iceberg<uint64_t, uint64_t, false, 16>, 4, 8>("16 x 64, uncompact", 48);
-    bench_cuckoos<Cuckoo<uint32_t, uint16_t, true, 32>, 1, 2, 4>("32 x 16, compact", 30);
-    bench_cuckoos<Cuckoo<uint32_t, uint32_t, false, 32>, 4, 8>("32 x 32, uncompact", 30);
+    bench_icebergs<Iceberg<uint64_t, uint32_t, true, 16>, 4>("16 x 32, compact", 48);
+    bench_icebergs<Iceberg<uint64_t, uint64_t, false, 16>, 8>("16 x 64, uncompact", 48);
+    bench_cuckoos<Cuckoo<uint32_t, uint16_t, true, 32>, 1, 4>("32 x 16, compact", 30);
+    bench_cuckoos<Cuckoo<uint32_t, uint32_t, false, 32>, 8>("32 x 32, uncompact", 30);
     bench_cuckoos<Cuckoo<uint32_t, uint16_t, true, 16>, 1, 2>("16 x 16, compact", 30);
-    bench_cuckoos<Cuckoo<uint32_t, uint32_t, false, 16>, 1, 2, 4>("16 x 32, uncompact", 30);
-    bench_cuckoos<Cuckoo<uint64_t, uint32_t, true, 16>, 1, 2, 4>("16 x 32, compact", 48);
-    bench_cuckoos<Cuckoo<uint64_t, uint64_t, false, 16>, 4, 8>("16 x 64, uncompact", 48);
+    bench_cuckoos<Cuckoo<uint32_t, uint32_t, false, 16>, 4>("16 x 32, uncompact", 30);
+    bench_cuckoos<Cuckoo<uint64_t, uint32_t, true, 16>, 4>("16 x 32, compact", 48);
+    bench_cuckoos<Cuckoo<uint64_t, uint64_t, false, 16>, 8>("16 x 64, uncompact", 48);
     bench_cuckoos<Cuckoo<uint64_t, uint64_t, true, 4, 32>, 1, 2>("4 x 64, map 48 to 32", 48);
-    bench_cuckoos<Cuckoo<uint64_t, uint64_t, true, 8, 32>, 1, 2, 4>("8 x 64, map 48 to 32", 48);
-    bench_cuckoos<Cuckoo<uint64_t, uint64_t, true, 16, 32>, 4, 8>("16 x 64, map 48 to 32", 48);
+    bench_cuckoos<Cuckoo<uint64_t, uint64_t, true, 8, 32>, 4>("8 x 64, map 48 to 32", 48);
+    bench_cuckoos<Cuckoo<uint64_t, uint64_t, true, 16, 32>, 8>("16 x 64, map 48 to 32", 48);
 }
 
 /* --- Sets in shared memory --- */

@@ -329,9 +329,9 @@ static void test_tables()
     test_iceberg_shapes<Iceberg<uint64_t, uint64_t, false, 16>, 2>("uncompact 16 x 64", 48, b, b - 2);
 
     if (!small) {
-        test_iceberg<Iceberg<uint32_t, uint16_t, true, 32>, 2>("compact 32 x 16", 26, 13, 12, "random", 0.93, 9, false);
-        test_iceberg<Iceberg<uint32_t, uint16_t, true, 32>, 1>("compact 32 x 16", 26, 13, 12, "random", 0.93, 9, true);
-        test_iceberg<Iceberg<uint64_t, uint64_t, true, 32>, 8>("compact 32 x 64", 64, 13, 12, "random", 0.93, 9, true);
+        test_iceberg<Iceberg<uint32_t, uint16_t, true, 32>, 2>("compact 32 x 16", 24, 11, 10, "random", 0.93, 9, false);
+        test_iceberg<Iceberg<uint32_t, uint16_t, true, 32>, 1>("compact 32 x 16", 24, 11, 10, "random", 0.93, 9, true);
+        test_iceberg<Iceberg<uint64_t, uint64_t, true, 32>, 8>("compact 32 x 64", 64, 11, 10, "random", 0.93, 9, true);
     }
 
     test_cuckoo_shapes<Cuckoo<uint32_t, uint8_t, true, 32>, 2>("cuckoo, compact 32 x 8", b + 6, b);
