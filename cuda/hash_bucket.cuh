@@ -53,7 +53,7 @@ private:
     static __device__ __forceinline__ uint32_t members() { return kTogether ? ~0u : kAll << first(); }
 };
 
-/* Lanes for a bucket of kBytes: a piece each measured best or within some percent of it, see README. */
+/* Lanes for a bucket of kBytes: a piece each, which measured best in most tables (README has the exceptions). */
 template <int kBytes>
 constexpr int kTileLanes = kBytes >= 256 ? 16 : kBytes / 16;
 

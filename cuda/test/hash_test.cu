@@ -312,7 +312,7 @@ static void test_shared_shapes(const std::string &name, uint32_t id_bits, uint32
 
 static void test_tables()
 {
-    const uint32_t b = small ? 3 : 6; /* log2 of the number of front buckets */
+    const uint32_t b = small ? 4 : 6; /* log2 of the number of front buckets */
     /* As many keys as the slots can tell apart: b + 7, b + 15, ... bits, one or two less where the back yard is smaller. */
     test_iceberg_shapes<Iceberg<uint32_t, uint8_t, true, 32>, 1>("compact 32 x 8", b + 6, b, b);
     test_iceberg_shapes<Iceberg<uint32_t, uint8_t, true, 64>, 2>("compact 64 x 8", b + 6, b - 1, b);
