@@ -235,12 +235,14 @@ sanitizer_suite() {
     }
     for tool in memcheck racecheck initcheck; do
         sanitized "$ROOT/cuda/build/select_test --tiny"
+        sanitized "$ROOT/cuda/build/hash_test --small"
         sanitized "$bench --rows 3000 --dimensions 96 --exact --graph --batches 1,2,16,150 --storages f32,f16,bf16,i8"
     done
     add sanitizer "$passed" "$failed"
 }
 
-# The same suites and answers on the GPU; and the device against the host device, and the k-selection against a sort.
+# The same suites and answers on the GPU; and the device against the host device, the k-selection against a
+# sort, and the hash tables against sets.
 gpu_suites() {
     local passed=0 failed=0
     say "building"
@@ -249,6 +251,7 @@ gpu_suites() {
     run_program parity "$ROOT/build/engine/parity" "$ROOT/cuda/build/vecgpu_cuda.so"
     run_program parity_large "$ROOT/build/engine/parity" --large "$ROOT/cuda/build/vecgpu_cuda.so"
     run_program select_test "$ROOT/cuda/build/select_test"
+    run_program hash_test "$ROOT/cuda/build/hash_test"
     add device "$passed" "$failed"
     sanitizer_suite
     prepare_sql
