@@ -123,11 +123,11 @@ void Nodes::sweep_soon()
     if (demand_.sweep_after == 0)
         return;
     demand_.sweep_after = 0;
-    if (on_engine_) {
+    if (!on_engine_) {
+        stream_.sweep_soon();
+    } else if (form_ != SearchForm::Exact) {
         form_ = SearchForm::Exact;
         width_ = 0; /* ask anew */
-    } else {
-        stream_.sweep_soon();
     }
 }
 
