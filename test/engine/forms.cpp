@@ -88,7 +88,7 @@ void test_model()
     {
         Machine steps = {[&](SearchForm form, uint32_t width, uint32_t batch) { return gpu(form, width, batch, 3e5); }};
         FormModel model = steps.model(300000);
-        CHECK(model.choose(300, 22) == SearchForm::Exact && model.choose(300, 128) == SearchForm::Exact, "few");
+        CHECK(model.choose(300, 22) == SearchForm::Exact && model.choose(400, 250) == SearchForm::Exact, "few");
         CHECK(model.choose(300, 300) == SearchForm::Graph, "many");
     }
 
