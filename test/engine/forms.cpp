@@ -118,6 +118,19 @@ void test_model()
         CHECK(slow.longest_batch < 64 && model.choose(40, 22) == SearchForm::Graph, "%u", slow.longest_batch);
     }
 
+    TEST("a device that is so slow, or so busy, that hardly anything can be run");
+    for (double ms : {3, 8, 16, 40, 500}) {
+        Machine busy = {[&](SearchForm, uint32_t, uint32_t) { return ms * 1e6; }};
+        FormModel model = busy.model(1000000);
+        float exact[kReferenceBatches], graph[kReferenceBatches];
+        model.times(200, 22, exact, graph);
+        bool known = true;
+        for (uint32_t b = 0; b < kReferenceBatches; b++)
+            known = known && exact[b] > 0 && graph[b] > 0;
+        CHECK(known && model.choose(40, 22) == SearchForm::Graph, "%g ms: a time is missing", ms);
+        CHECK(busy.spent <= 2.5 * FormModel::kBudgetNs || busy.runs <= 2, "%g ms: %u runs", ms, busy.runs);
+    }
+
     TEST("a run that fails leaves the graph, and is tried again");
     for (uint32_t good : {0u, 1u, 5u, 20u}) {
         uint32_t left = good;
