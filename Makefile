@@ -283,9 +283,9 @@ cuda-test:
 
 # Figures of a device: build/device_bench cuda/build/vecgpu_cuda.so, see the head of the source.
 device-bench: build/device_bench
-build/device_bench: bench/device_bench.cpp $(CORE_OBJS)
+build/device_bench: bench/device_bench.cpp src/engine/cost_model.o $(CORE_OBJS)
 	@mkdir -p $(@D)
-	$(CXX) $(UNIT_FLAGS) -O2 -MMD -MP -MF $@.d -MT $@ -o $@ $< $(CORE_OBJS) -ldl
+	$(CXX) $(UNIT_FLAGS) -O2 -MMD -MP -MF $@.d -MT $@ -o $@ $< src/engine/cost_model.o $(CORE_OBJS) -ldl
 
 -include $(wildcard build/*.d $(OBJS:.o=.d) $(ENGINE_OBJS:.o=.d) $(SANITIZED_CORE_OBJS:.o=.d) $(SANITIZED_ENGINE_OBJS:.o=.d) \
 	$(TSAN_CORE_OBJS:.o=.d) $(TSAN_ENGINE_OBJS:.o=.d) build/unit/*.d build/sanitized/*.d)

@@ -3,15 +3,17 @@
  *
  *   device_bench DEVICE.so [--base FILE --query FILE] [--rows N] [--dimensions D] [--queries N]
  *                [--storages f32,f16,bf16,i8] [--exact] [--graph] [--ef 40,64,...] [--k 10,100] [--batches 1,16,...]
- *                [--m M] [--graph-file FILE] [--cosine | --ip] [--normalise] [--check] [--self] [--filter SHARE] [--calls N]
+ *                [--m M] [--graph-file FILE] [--cosine | --ip] [--normalise] [--check] [--self] [--filter SHARE] [--calls N] [--forms]
  *
  * Files are .u8bin or .fbin (bench/README.md). Without files the rows are made up: 10,000 clusters of a 16-d latent space. The graph is the one that CREATE INDEX
  * builds (core/build.h); --graph-file keeps it for the next run over the same rows. Truth is the device's exact search, itself held against double for some queries with --check.
+ * --forms prints what the engine would measure of the mirror (engine/cost_model.h) and decide, three times.
  * Times: "kernel" is the device's own (from the start of the first kernel to the end of the last), "wall" is the whole
  * call with copies in both directions; medians of several calls.
  */
 #include "core/build.h"
 #include "core/distance.h"
+#include "engine/cost_model.h"
 #include "engine/device.h"
 
 #include <algorithm>
@@ -337,13 +339,46 @@ std::vector<uint32_t> numbers(const char *text)
     return list;
 }
 
+void print_forms(DeviceMirror *mirror, const Set &queries, uint32_t n, uint32_t largest)
+{
+    std::vector<Hit> hits(size_t(kLargestFormBatch) * kMaxHits);
+    std::vector<uint32_t> counts(kLargestFormBatch);
+    std::vector<BatchQuery> asked(kLargestFormBatch);
+    uint32_t next = 0, runs = 0;
+    auto run = [&](SearchForm form, uint32_t width, uint32_t batch) {
+        uint32_t k = form == SearchForm::Graph ? std::min(width, FormModel::kWalkK) : width;
+        for (uint32_t i = 0; i < batch; i++)
+            asked[i] = {queries.at(next++ % queries.n), &hits[size_t(i) * k], &counts[i]};
+        BatchParams params = {form, k, form == SearchForm::Graph ? width : 0, queries.dimensions, nullptr};
+        double from = seconds();
+        must(api->search(stream, mirror, &params, asked.data(), batch, nullptr, nullptr, nullptr, error), "search");
+        runs++;
+        return uint64_t((seconds() - from) * 1e9);
+    };
+    for (int round = 0; round < 3; round++) {
+        double from = seconds();
+        FormModel model = FormModel::measured(n, largest, run);
+        printf("  forms: %u runs in %.1f ms; exact from ef %u (k 22), %u (k 200)\n", runs, (seconds() - from) * 1e3,
+               model.exact_from(22), model.exact_from(200));
+        runs = 0;
+        for (auto [ef, k] : {std::pair{40u, 22u}, {100u, 22u}, {200u, 200u}}) {
+            float exact[kReferenceBatches], graph[kReferenceBatches];
+            model.times(ef, k, exact, graph);
+            printf("    ef %3u, k %3u: batch: exact / graph us", ef, k);
+            for (uint32_t b = 0; b < kReferenceBatches; b++)
+                printf("  %u: %.0f / %.0f", kFormBatches[b], double(exact[b]), double(graph[b]));
+            printf("  %s\n", model.choose(ef, k) == SearchForm::Exact ? "exact" : "graph");
+        }
+    }
+}
+
 } // namespace
 
 int main(int argc, char **argv)
 {
     const char *object = nullptr, *base = nullptr, *query = nullptr, *graph_file = nullptr, *storages = "f32";
     uint32_t n = 1000000, dimensions = 128, m = 16;
-    bool exact = false, graph = false, check = false, self = false, normalise = false;
+    bool exact = false, graph = false, forms = false, check = false, self = false, normalise = false;
     uint32_t asked = 10000, calls = 0;
     double share = 0;
     Metric metric = Metric::L2;
@@ -389,6 +424,8 @@ int main(int argc, char **argv)
             exact = true;
         else if (word == "--graph")
             graph = true;
+        else if (word == "--forms")
+            forms = true;
         else if (word == "--check")
             check = true;
         else
@@ -476,6 +513,8 @@ int main(int argc, char **argv)
         must(api->mirror_commit(stream, mirror, &state, error), "commit");
         printf("%s: mirror of %.0f MB in %.2f s\n", name, api->mirror_bytes(device, &shape) / 1e6, seconds() - start);
 
+        if (forms)
+            print_forms(mirror, queries, n, info.max_batch);
         uint32_t most = std::min(queries.n, 10000u);
         BatchParams params = {SearchForm::Exact, ks[0], 0, dimensions, bits};
         Answer truth = ask(mirror, queries, most, most, params, 1);

@@ -125,10 +125,11 @@ public:
 
 private:
     /*
-     * Graph or exact, by mirror and parameters alone. A walk of width ef computes some 20 to 30 ef keys. With a filter,
-     * n / passing nodes are met for each one that may be returned, so the walk must be wider; and as long as all rows
-     * are read in the time of a few walks, exact is both safer and not much dearer (1M x 128: 0.5 us a query in
-     * batches, the walk half of it).
+     * Graph or exact, by mirror and parameters alone. Which of them is faster is the engine's to measure and to ask for
+     * (engine/cost_model.h); this says where a walk cannot answer, or would look at nearly everything. A walk of width
+     * ef computes some 20 to 30 ef keys. With a filter, n / passing nodes are met for each one that may be returned, so
+     * the walk must be wider; and as long as all rows are read in the time of a few walks, exact is both safer and not
+     * much dearer (1M x 128: 0.5 us a query in batches, the walk half of it).
      */
     bool uses_graph()
     {

@@ -65,7 +65,8 @@ CREATE FUNCTION vecgpu_info(index regclass,
     OUT rows bigint, OUT delta_rows bigint, OUT dead_rows bigint, OUT nodes bigint, OUT twins bigint,
     OUT upper_nodes bigint, OUT max_level int, OUT generation bigint, OUT epoch bigint,
     OUT vector_pages bigint, OUT link_pages bigint, OUT slot_pages bigint, OUT twin_pages bigint,
-    OUT upper_pages bigint, OUT delta_pages bigint, OUT parked_pages bigint, OUT total_pages bigint)
+    OUT upper_pages bigint, OUT delta_pages bigint, OUT parked_pages bigint, OUT total_pages bigint,
+    OUT device_form text, OUT exact_us real[], OUT graph_us real[])
     AS 'MODULE_PATHNAME', 'vecgpu_info' LANGUAGE C STRICT;
 COMMENT ON FUNCTION vecgpu_info(regclass) IS 'what a vecgpu index holds';
 
@@ -97,7 +98,7 @@ COMMENT ON FUNCTION vecgpu_evict(regclass) IS 'drops the mirror of an index; ret
 
 CREATE FUNCTION vecgpu_mirrors(
     OUT index oid, OUT device text, OUT state text, OUT storage text, OUT bytes bigint, OUT epoch bigint, OUT nodes bigint,
-    OUT idle interval)
+    OUT idle interval, OUT exact_from int)
     RETURNS SETOF record AS 'MODULE_PATHNAME', 'vecgpu_mirrors' LANGUAGE C STRICT;
 COMMENT ON FUNCTION vecgpu_mirrors() IS 'mirrors of indexes of this database that the engine holds';
 

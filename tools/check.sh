@@ -256,7 +256,7 @@ gpu_suites() {
     sanitizer_suite
     prepare_sql
     SERVER=device
-    start_server device "${SETTINGS[@]}" "vecgpu.device = gpu" "vecgpu.fallback = off"
+    start_server device "${SETTINGS[@]}" "vecgpu.device = gpu" "vecgpu.fallback = off" "vecgpu.device_form = graph"
     sql_suites "_gpu"
     stop_server device
 }
@@ -286,7 +286,7 @@ else
 
     # Once more, with every search sent through the engine, on its CPU device, where no answer is an error.
     SERVER=device
-    start_server device "${SETTINGS[@]}" "vecgpu.device = host" "vecgpu.fallback = off"
+    start_server device "${SETTINGS[@]}" "vecgpu.device = host" "vecgpu.fallback = off" "vecgpu.device_form = graph"
     sql_suites "_device"
     stop_server device
 

@@ -27,9 +27,9 @@ constexpr long kAskTimeoutMs = 5000;
     pg_unreachable();
 }
 
-/* Calls visit(entry) for each entry that a List* request yields. */
+/* Calls visit(entry) for each entry that a List* request yields; `ef` and `k` as in ListRequest. */
 template <class Entry, class Visit>
-VgFallback ForEntries(Op op, Visit visit)
+VgFallback ForEntries(Op op, uint32_t ef, uint32_t k, Visit visit)
 {
     /* Room first: no error may come between an answer and the release of its slot. */
     constexpr uint32_t most = kQueryBytes / sizeof(Entry);
@@ -42,7 +42,7 @@ VgFallback ForEntries(Op op, Visit visit)
         if (failed != VgFallback::None)
             break;
         call.slot->request.op = op;
-        call.slot->request.list = {first, 0};
+        call.slot->request.list = {first, ef, k, 0};
         VgSubmitCall(&call, Lane::Control);
         failed = VgWaitCall(&call, kAskTimeoutMs);
         if (failed != VgFallback::None)
@@ -83,6 +83,22 @@ bool EngineThere(VgPatience patience)
 }
 
 } // namespace
+
+bool VgFindMirror(Relation index, const Meta &meta, uint32_t ef, uint32_t k, MirrorEntry *entry)
+{
+    Lane lane;
+    if (!DeviceWanted() || VgReachEngine(VgPatience::Look, &lane) != VgFallback::None)
+        return false;
+    IndexKey key = VgIndexKey(index, meta);
+    bool found = false;
+    VgFallback failed = ForEntries<MirrorEntry>(Op::ListMirrors, ef, k, [&](const MirrorEntry &one) {
+        if (one.index == key && one.lane == lane && one.phase == MirrorPhase::Ready) {
+            *entry = one;
+            found = true;
+        }
+    });
+    return failed == VgFallback::None && found;
+}
 
 } // namespace vecgpu
 
@@ -154,20 +170,22 @@ Datum vecgpu_mirrors(PG_FUNCTION_ARGS)
     ReturnSetInfo *result = reinterpret_cast<ReturnSetInfo *>(fcinfo->resultinfo);
     if (!EngineThere(VgPatience::Look))
         return static_cast<Datum>(0);
-    VgFallback failed = ForEntries<MirrorEntry>(Op::ListMirrors, [&](const MirrorEntry &entry) {
+    VgFallback failed = ForEntries<MirrorEntry>(Op::ListMirrors, kUsualK, kUsualK, [&](const MirrorEntry &entry) {
         if (entry.index.database != MyDatabaseId)
             return;
         Interval *idle = static_cast<Interval *>(palloc0(sizeof(Interval)));
         idle->time = static_cast<TimeOffset>(entry.idle_ns / 1000);
-        Datum values[8] = {ObjectIdGetDatum(entry.index_oid),
+        Datum values[9] = {ObjectIdGetDatum(entry.index_oid),
                            CStringGetTextDatum(LaneName(entry.lane)),
                            CStringGetTextDatum(entry.phase == MirrorPhase::Ready ? "ready" : "loading"),
                            CStringGetTextDatum(VgStorageName(entry.storage)),
                            Int64GetDatum(static_cast<int64>(entry.bytes)),
                            Int64GetDatum(static_cast<int64>(entry.epoch)),
                            Int64GetDatum(static_cast<int64>(entry.nodes)),
-                           IntervalPGetDatum(idle)};
-        bool nulls[8] = {};
+                           IntervalPGetDatum(idle),
+                           Int32GetDatum(entry.exact_from <= kUsualK ? 1 : static_cast<int32>(entry.exact_from))};
+        bool nulls[9] = {};
+        nulls[8] = entry.exact_from == 0;
         tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
     });
     if (failed != VgFallback::None)
@@ -183,7 +201,7 @@ Datum vecgpu_devices(PG_FUNCTION_ARGS)
     if (!EngineThere(DeviceWanted() ? VgPatience::Wait : VgPatience::Look))
         return static_cast<Datum>(0);
     int gpus = 0;
-    VgFallback failed = ForEntries<DeviceEntry>(Op::ListDevices, [&](DeviceEntry entry) {
+    VgFallback failed = ForEntries<DeviceEntry>(Op::ListDevices, 0, 0, [&](DeviceEntry entry) {
         entry.name[sizeof(entry.name) - 1] = '\0';
         Datum values[9] = {CStringGetTextDatum(LaneName(entry.lane)),
                            Int32GetDatum(static_cast<int32>(entry.number)),

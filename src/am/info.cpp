@@ -1,9 +1,11 @@
 /*
  * info.cpp: vecgpu_info(), and how SQL functions open an index.
  */
+#include <algorithm>
 #include <initializer_list>
 
-#include "am/am.h"
+#include "am/mirror.h"
+#include "client/settings.h"
 #include "page/delta.h"
 #include "page/parked.h"
 #include "page/verify.h"
@@ -43,6 +45,15 @@ static const char *MetricName(Metric metric)
     return metric == Metric::L2 ? "l2" : metric == Metric::InnerProduct ? "ip" : "cosine";
 }
 
+/* µs of the reference batches. */
+static Datum Times(const float *us)
+{
+    Datum values[kReferenceBatches];
+    for (uint32_t i = 0; i < kReferenceBatches; i++)
+        values[i] = Float4GetDatum(us[i]);
+    return PointerGetDatum(construct_array(values, kReferenceBatches, FLOAT4OID, sizeof(float4), true, TYPALIGN_INT));
+}
+
 } // namespace vecgpu
 
 extern "C" {
@@ -67,8 +78,8 @@ Datum vecgpu_info(PG_FUNCTION_ARGS)
         elog(ERROR, "return type must be a row type");
     description = BlessTupleDesc(description);
     int at = 0;
-    Datum values[23];
-    bool nulls[23] = {};
+    Datum values[26];
+    bool nulls[26] = {};
     values[at++] = CStringGetTextDatum(meta.kind == IndexKind::Hnsw ? "hnsw" : "flat");
     values[at++] = CStringGetTextDatum(MetricName(meta.metric));
     values[at++] = CStringGetTextDatum(VgStorageName(meta.storage));
@@ -90,6 +101,20 @@ Datum vecgpu_info(PG_FUNCTION_ARGS)
     values[at++] = Int64GetDatum(delta_pages);
     values[at++] = Int64GetDatum(static_cast<int64>(VgParkedPages(index, meta)));
     values[at++] = Int64GetDatum(static_cast<int64>(RelationGetNumberOfBlocks(index)));
+
+    MirrorEntry mirror;
+    uint32_t ef = static_cast<uint32_t>(VgEfSearch(index));
+    bool loaded = VgFindMirror(index, meta, std::max(ef, kUsualK), kUsualK, &mirror);
+    bool exact = loaded && (vg_device_form == kFormAuto ? mirror.form : SearchForm::Graph) == SearchForm::Exact;
+    if (vg_device_form == kFormExact || meta.kind == IndexKind::Flat)
+        exact = true;
+    nulls[at] = !loaded;
+    values[at++] = CStringGetTextDatum(exact ? "exact" : "graph");
+    for (const float *us : {mirror.exact_us, mirror.graph_us}) {
+        nulls[at] = !loaded || us[0] == 0;
+        values[at] = nulls[at] ? static_cast<Datum>(0) : Times(us);
+        at++;
+    }
     index_close(index, AccessShareLock);
     PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(description, values, nulls)));
 }

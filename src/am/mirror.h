@@ -26,6 +26,15 @@ struct MirrorLoad {
  */
 VgFallback VgLoadMirror(Relation index, Lane lane, bool wait, MirrorLoad *load);
 
+/*
+ * The mirror that searches of this session would use, if it is ready; `ef` and `k` say of which search its form and times are. Never
+ * starts an engine and never fails.
+ */
+bool VgFindMirror(Relation index, const Meta &meta, uint32_t ef, uint32_t k, MirrorEntry *entry);
+
+/* Rows that a LIMIT of ten makes a search ask for, look-ahead included: what vecgpu_info() and vecgpu_mirrors() tell forms for. */
+constexpr uint32_t kUsualK = 22;
+
 /* Asks for a load in the background, by a worker. Cheap to call often. */
 void VgRequestMirror(Relation index, const Meta &meta, Lane lane);
 

@@ -51,7 +51,7 @@ void Nodes::init(Relation index, const Meta *meta, PageSource *source, MemoryCon
         start_stream();
         return;
     }
-    form_ = demand.sweep_after == 0 ? SearchForm::Exact : SearchForm::Graph;
+    form_ = first_form();
     width_ = 0;
     hits_ = nullptr;
     hits_count_ = hits_checked_ = hits_capacity_ = 0;
@@ -88,6 +88,14 @@ bool Nodes::wants_engine() const
     return true;
 }
 
+/* The setting decides between forms that a LIMIT is well served by; a scan that wants all in order is exact whatever it says. */
+SearchForm Nodes::first_form() const
+{
+    if (demand_.sweep_after == 0 || vg_device_form == kFormExact || meta_->kind == IndexKind::Flat)
+        return SearchForm::Exact;
+    return vg_device_form == kFormGraph ? SearchForm::Graph : SearchForm::Auto;
+}
+
 bool Nodes::next(uint32_t *slot, float *key)
 {
     if (on_engine_) {
@@ -115,11 +123,11 @@ void Nodes::sweep_soon()
     if (demand_.sweep_after == 0)
         return;
     demand_.sweep_after = 0;
-    if (on_engine_) {
+    if (!on_engine_) {
+        stream_.sweep_soon();
+    } else if (form_ != SearchForm::Exact) {
         form_ = SearchForm::Exact;
         width_ = 0; /* ask anew */
-    } else {
-        stream_.sweep_soon();
     }
 }
 
@@ -143,7 +151,7 @@ bool Nodes::next_from_engine(uint32_t *slot, float *key)
     for (;;) {
         /* The look-ahead of Stream::next(): the next row stands when so many nearer and farther ones are known. */
         uint64_t ahead = 0;
-        if (form_ == SearchForm::Graph && demand_.look_ahead)
+        if (form_ != SearchForm::Exact && demand_.look_ahead)
             ahead = std::max(std::min<uint64_t>(emitted_, demand_.ef), emitted_ / 2);
         uint64_t need = emitted_ + 1 + ahead;
         if (complete_ || need <= width_) {
@@ -152,18 +160,23 @@ bool Nodes::next_from_engine(uint32_t *slot, float *key)
             if (complete_)
                 return false;
         }
-        if (width_ == kMaxHits)
-            return false; /* the pages go on from here */
+        if (width_ == kMaxHits) {
+            /* The pages go on from here, in the order that the scan had so far. */
+            if (form_ == SearchForm::Exact)
+                demand_.sweep_after = 0;
+            return false;
+        }
         uint64_t k;
-        if (form_ == SearchForm::Exact) {
-            k = std::max<uint64_t>({kExactFirst, demand_.rows, 4 * static_cast<uint64_t>(width_), 2 * emitted_});
-        } else if (width_ == 0) {
+        if (width_ == 0 && demand_.sweep_after != 0) {
             /*
              * What a LIMIT needs with its look-ahead, at once, and the node after it, which tells the scan that no other is as near as the
              * last. A cursor gets what the beam holds.
              */
             uint64_t nodes = demand_.rows + 1;
-            k = demand_.rows == 0 ? demand_.ef : demand_.look_ahead ? 2 * nodes : nodes;
+            bool twice = form_ != SearchForm::Exact && demand_.look_ahead;
+            k = demand_.rows == 0 ? demand_.ef : twice ? 2 * nodes : nodes;
+        } else if (form_ == SearchForm::Exact) {
+            k = std::max<uint64_t>({kExactFirst, demand_.rows, 4 * static_cast<uint64_t>(width_), 2 * emitted_});
         } else {
             k = 2 * static_cast<uint64_t>(width_);
         }
@@ -315,7 +328,7 @@ bool Nodes::ask_once(uint32_t k, VgFallback *reason)
     request.search.index = key;
     request.search.form = form_;
     request.search.k = k;
-    request.search.ef = form_ == SearchForm::Graph ? std::max(k, demand_.ef) : k;
+    request.search.ef = form_ == SearchForm::Exact ? k : std::max(k, demand_.ef);
     request.search.dimensions = meta_->dimensions;
     uint64_t tail = kTailBytes / row_bytes(meta_->storage, meta_->dimensions);
     request.search.least_nodes = meta_->nodes > tail ? meta_->nodes - static_cast<uint32_t>(tail) : 0;
@@ -345,6 +358,9 @@ bool Nodes::ask_once(uint32_t k, VgFallback *reason)
     }
 
     width_ = k;
+    /* Exact from now on: what a walk would find beyond it may be nearer than what went out. */
+    if (form_ == SearchForm::Auto && response.search.form == SearchForm::Exact)
+        form_ = SearchForm::Exact;
     if (response.count < k) {
         /* A walk that ends early has left nodes behind; a scan has not. */
         if (form_ == SearchForm::Exact)
@@ -401,7 +417,7 @@ bool Nodes::moved_on() const
 /* The k nearest into hits_. False: this scan has left the engine. */
 bool Nodes::ask(uint32_t k)
 {
-    if (form_ == SearchForm::Graph && demand_.sweep_after == 0)
+    if (demand_.sweep_after == 0)
         form_ = SearchForm::Exact;
     VgFallback reason = VgFallback::None;
     /* A mirror that was just loaded can have been replaced by that of a rebuilt graph. */

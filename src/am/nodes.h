@@ -43,6 +43,7 @@ public:
 
 private:
     bool wants_engine() const;
+    SearchForm first_form() const;
     bool next_from_engine(uint32_t *slot, float *key);
     bool take(uint32_t *slot, float *key);
     bool ask(uint32_t k);
@@ -66,7 +67,7 @@ private:
     /* engine */
     bool on_engine_;
     Lane lane_;
-    SearchForm form_;
+    SearchForm form_; /* asked for next; Auto until the engine has answered exactly once */
     uint32_t width_;  /* nodes asked for last */
     bool complete_;   /* whatever is not waiting has gone out */
     bool answered_;   /* once at least */

@@ -9,6 +9,7 @@
 namespace vecgpu {
 
 int vg_device = kDeviceAuto;
+int vg_device_form = kFormAuto;
 bool vg_fallback = true;
 bool vg_log_fallbacks = false;
 int vg_engine_timeout = 2000;
@@ -21,12 +22,19 @@ static const config_enum_entry device_values[] = {{"auto", kDeviceAuto, false},
                                                   {"host", kDeviceHost, false},
                                                   {nullptr, 0, false}};
 
+static const config_enum_entry form_values[] = {
+    {"auto", kFormAuto, false}, {"exact", kFormExact, false}, {"graph", kFormGraph, false}, {nullptr, 0, false}};
+
 void VgInitSettings(void)
 {
     DefineCustomEnumVariable("vecgpu.device", "Where index searches run.",
                              "auto takes a GPU where there is one. cpu never asks the engine. host is the engine on its CPU "
                              "device.",
                              &vg_device, kDeviceAuto, device_values, PGC_USERSET, 0, nullptr, nullptr, nullptr);
+    DefineCustomEnumVariable("vecgpu.device_form", "How a device searches an index with a graph.",
+                             "auto takes what was measured to be faster when the index was loaded, by ef_search; "
+                             "vecgpu_info() tells.",
+                             &vg_device_form, kFormAuto, form_values, PGC_USERSET, 0, nullptr, nullptr, nullptr);
     DefineCustomBoolVariable("vecgpu.fallback", "Answers from the pages when the device cannot.",
                              "off waits for the device to be ready, and raises an error where it fails.", &vg_fallback,
                              true, PGC_USERSET, 0, nullptr, nullptr, nullptr);

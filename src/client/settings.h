@@ -14,7 +14,15 @@ enum VgDeviceSetting {
     kDeviceHost, /* the engine's CPU device: for tests */
 };
 
+/* Forms in which a device searches an index with a graph. */
+enum VgFormSetting {
+    kFormAuto, /* what the engine measured to be faster */
+    kFormExact,
+    kFormGraph,
+};
+
 extern int vg_device;
+extern int vg_device_form;
 extern bool vg_fallback;       /* what goes wrong with the device is answered from the pages; off: is an error */
 extern bool vg_log_fallbacks;
 extern int vg_engine_timeout;  /* ms that a query waits for the device */

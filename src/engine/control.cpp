@@ -103,7 +103,7 @@ Status ControlWork::execute(Loader::Worker &worker, CallClock &clock, const Task
             return Status::Ok;
         case Op::ListMirrors: {
             MirrorEntry *entries = reinterpret_cast<MirrorEntry *>(slot.payload);
-            response->count = mirrors_.list(request.list.first, {entries, kQueryBytes / sizeof(MirrorEntry)},
+            response->count = mirrors_.list(request.list, {entries, kQueryBytes / sizeof(MirrorEntry)},
                                             &response->list.total);
             return Status::Ok;
         }

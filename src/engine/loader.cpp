@@ -17,6 +17,9 @@ namespace {
 
 constexpr size_t kConvertBytes = 256 * 1024;
 
+/* Of the rows by which the forms of a search are compared. */
+constexpr size_t kSampleBytes = 1024 * 1024;
+
 Status refuse(char *error, const char *text)
 {
     snprintf(error, kErrorBytes, "%s", text);
@@ -123,6 +126,8 @@ Status Loader::write_run(Worker &worker, CallClock &clock, Load &load, const Sta
     }
     if (count == 0)
         return Status::Ok;
+    if (region == Region::Vectors && graph)
+        keep_samples(load, first, count, records);
     if (region == Region::Vectors && shape.storage != load.source)
         return write_converted(worker, clock, load, first, count, records, error);
     return write_records(worker, clock, load, region, first, count, records, error);
@@ -211,6 +216,13 @@ Status Loader::end(Worker &worker, CallClock &clock, uint32_t session, const Loa
             DeviceCall inside(clock, now_ns());
             status = load->device->api->mirror_commit(stream, load->mirror->handle(), &load->state, response->message);
         }
+        if (status == Status::Ok) {
+            try {
+                status = choose_form(stream, clock, *load);
+            } catch (const std::bad_alloc &) {
+                load->form = load->mirror->form; /* what is committed stays committed */
+            }
+        }
     }
     uint64_t bytes = 0;
     Status ended = mirrors_.end(load, commit && status == Status::Ok, &bytes);
@@ -221,6 +233,65 @@ Status Loader::end(Worker &worker, CallClock &clock, uint32_t session, const Loa
     if (status == Status::Ok && ended != Status::Ok)
         snprintf(response->message, kErrorBytes, "the index was evicted meanwhile");
     return status != Status::Ok ? status : ended;
+}
+
+/* Rows from all over the index, and the last: a load that brings any row has a sample. */
+void Loader::keep_samples(Load &load, uint32_t first, uint32_t count, const uint8_t *records)
+{
+    uint32_t dimensions = load.mirror->shape.dimensions;
+    uint32_t nodes = load.state.nodes;
+    size_t most = std::clamp<size_t>(kSampleBytes / (dimensions * sizeof(float)), 16, kLargestFormBatch);
+    uint32_t step = std::max<uint32_t>(nodes / static_cast<uint32_t>(most), 1);
+    size_t bytes = row_bytes(load.source, dimensions);
+    auto keep = [&](uint32_t slot) {
+        size_t at = load.samples.size();
+        if (at >= (most + 1) * dimensions)
+            return; /* a session that writes rows twice */
+        load.samples.resize(at + dimensions);
+        decode_row(load.source, records + (slot - first) * bytes, dimensions, load.samples.data() + at);
+    };
+    for (uint64_t slot = (static_cast<uint64_t>(first) + step - 1) / step * step; slot < static_cast<uint64_t>(first) + count; slot += step)
+        keep(static_cast<uint32_t>(slot));
+    if (nodes > first && nodes - first <= count)
+        keep(nodes - 1);
+}
+
+/* For a mirror that has just been committed. What fails here leaves the graph; only a device that is lost fails the load. */
+Status Loader::choose_form(DeviceStream *stream, CallClock &clock, Load &load)
+{
+    load.form = mirrors_.known_form(load);
+    if (load.form != nullptr)
+        return Status::Ok;
+    uint32_t dimensions = load.mirror->shape.dimensions;
+    uint32_t samples = static_cast<uint32_t>(load.samples.size() / dimensions);
+    if (samples == 0) {
+        load.form = load.mirror->form;
+        return Status::Ok;
+    }
+    const OpenDevice &device = *load.device;
+    Status status = Status::Ok;
+    std::vector<Hit> hits;
+    std::vector<BatchQuery> queries(kLargestFormBatch);
+    std::vector<uint32_t> counts(kLargestFormBatch);
+    uint32_t next = 0;
+    auto run = [&](SearchForm form, uint32_t width, uint32_t batch) -> uint64_t {
+        uint32_t k = form == SearchForm::Graph ? std::min(width, FormModel::kWalkK) : width;
+        hits.resize(static_cast<size_t>(kLargestFormBatch) * k);
+        for (uint32_t i = 0; i < batch; i++, next++)
+            queries[i] = {load.samples.data() + static_cast<size_t>(next % samples) * dimensions, &hits[static_cast<size_t>(i) * k],
+                          &counts[i]};
+        BatchParams params = {form, k, form == SearchForm::Graph ? width : 0, dimensions, nullptr};
+        uint64_t start = now_ns();
+        DeviceCall inside(clock, start);
+        Status ran = device.api->search(stream, load.mirror->handle(), &params, queries.data(), batch, nullptr, nullptr, nullptr, nullptr);
+        if (ran == Status::DeviceLost)
+            status = ran;
+        return ran == Status::Ok ? std::max<uint64_t>(now_ns() - start, 1) : 0;
+    };
+    load.form = std::make_shared<const FormModel>(FormModel::measured(load.state.nodes, device.info.max_batch, run));
+    mirrors_.remember_form(load);
+    load.samples = {};
+    return status;
 }
 
 Status Loader::stream(Worker &worker, OpenDevice &device, DeviceStream **stream, char *error)

@@ -47,6 +47,9 @@ private:
     Status write_records(Worker &worker, CallClock &clock, Load &load, Region region, uint32_t first, uint32_t count,
                          const void *records, char *error);
 
+    void keep_samples(Load &load, uint32_t first, uint32_t count, const uint8_t *records);
+    Status choose_form(DeviceStream *stream, CallClock &clock, Load &load);
+
     const Devices &devices_;
     Mirrors &mirrors_;
     StagingTable &staging_;

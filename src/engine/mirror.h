@@ -10,7 +10,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
+#include "engine/cost_model.h"
 #include "engine/devices.h"
 
 namespace vecgpu {
@@ -62,6 +64,7 @@ public:
     uint32_t twins = 0;
     uint32_t index_oid = 0;
     std::string path; /* of the relation's first segment; empty: not known */
+    std::shared_ptr<const FormModel> form;
 
     std::atomic<uint64_t> used_ns{0}; /* of the last search, or of the first commit */
 
@@ -96,6 +99,10 @@ struct Load {
     bool ended = false; /* under `writing`, as the next ones */
     Status failed = Status::Ok; /* why LoadEnd must not commit */
     char reason[kErrorBytes] = "";
+
+    /* Rows that were written, decoded: the queries by which the forms of a search are compared. Under `writing`. */
+    std::vector<float> samples;
+    std::shared_ptr<const FormModel> form; /* after the commit */
 };
 
 } // namespace vecgpu

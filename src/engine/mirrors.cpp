@@ -44,13 +44,18 @@ size_t Mirrors::KeyHash::operator()(const Key &key) const
     return static_cast<size_t>(hash ^ hash >> 29);
 }
 
+size_t Mirrors::FormKeyHash::operator()(const FormKey &key) const
+{
+    return static_cast<size_t>(key.incarnation * 0x9e3779b97f4a7c15ull) ^ static_cast<size_t>(key.storage);
+}
+
 Pin Mirrors::pin(const IndexKey &key, const OpenDevice &device)
 {
     std::lock_guard lock(mutex_);
     auto found = table_.find(Key{key, &device});
     if (found != table_.end() && found->second.ready != nullptr) {
         const std::shared_ptr<Mirror> &mirror = found->second.ready;
-        return {mirror, mirror->nodes, mirror->twins, mirror->epoch, Status::Ok};
+        return {mirror, mirror->nodes, mirror->twins, mirror->epoch, mirror->form, Status::Ok};
     }
     Pin nothing;
     nothing.absent = Status::Cold;
@@ -216,6 +221,7 @@ Status Mirrors::end(const std::shared_ptr<Load> &load, bool committed, uint64_t 
     mirror.twins = load->twins;
     mirror.index_oid = load->index_oid;
     mirror.path = load->path;
+    mirror.form = load->form;
     *bytes = mirror.bytes;
     failed_.erase(Key{load->key, load->device});
     for (auto at = table_.begin(); at != table_.end();) {
@@ -228,6 +234,30 @@ Status Mirrors::end(const std::shared_ptr<Load> &load, bool committed, uint64_t 
         }
     }
     return Status::Ok;
+}
+
+std::shared_ptr<const FormModel> Mirrors::known_form(const Load &load)
+{
+    static const auto exact = std::make_shared<const FormModel>(FormModel::always(SearchForm::Exact));
+    const Mirror &mirror = *load.mirror;
+    uint32_t nodes = load.state.nodes;
+    if (mirror.shape.kind == IndexKind::Flat || nodes <= FormModel::kTinyNodes)
+        return exact;
+    std::lock_guard lock(mutex_);
+    if (mirror.form != nullptr && !mirror.form->outgrown(nodes))
+        return mirror.form;
+    auto found = forms_.find({load.key.incarnation, mirror.shape.storage, load.device});
+    if (found != forms_.end() && !found->second->outgrown(nodes))
+        return found->second;
+    return nullptr;
+}
+
+void Mirrors::remember_form(const Load &load)
+{
+    std::lock_guard lock(mutex_);
+    if (forms_.size() >= 4096)
+        forms_.clear(); /* nobody has so many indexes */
+    forms_[{load.key.incarnation, load.mirror->shape.storage, load.device}] = load.form;
 }
 
 /* Nobody finds it any more. The entry may be left empty. Under the lock. */
@@ -377,7 +407,7 @@ bool Mirrors::storage_refused(uint64_t incarnation, Storage storage) const
 
 /* ---- what there is ---- */
 
-uint32_t Mirrors::list(uint32_t first, std::span<MirrorEntry> out, uint32_t *total)
+uint32_t Mirrors::list(const ListRequest &request, std::span<MirrorEntry> out, uint32_t *total)
 {
     uint64_t now = now_ns();
     std::vector<MirrorEntry> all;
@@ -398,6 +428,11 @@ uint32_t Mirrors::list(uint32_t first, std::span<MirrorEntry> out, uint32_t *tot
                 line.nodes = mirror.nodes;
                 line.bytes = mirror.bytes;
                 line.idle_ns = now > used ? now - used : 0;
+                if (mirror.form != nullptr) {
+                    line.form = mirror.form->choose(request.ef, request.k);
+                    line.exact_from = mirror.form->exact_from(request.k);
+                    mirror.form->times(request.ef, request.k, line.exact_us, line.graph_us);
+                }
                 all.push_back(line);
             }
             /* What is in loads_ is set; before that begin() is still about it. */
@@ -426,7 +461,7 @@ uint32_t Mirrors::list(uint32_t first, std::span<MirrorEntry> out, uint32_t *tot
     });
     *total = static_cast<uint32_t>(all.size());
     uint32_t count = 0;
-    for (size_t i = first; i < all.size() && count < out.size(); i++)
+    for (size_t i = request.first; i < all.size() && count < out.size(); i++)
         out[count++] = all[i];
     return count;
 }

@@ -23,6 +23,7 @@ struct Pin {
     uint32_t nodes = 0; /* committed when it was pinned: a search sees these at least */
     uint32_t twins = 0;
     uint64_t epoch = 0;
+    std::shared_ptr<const FormModel> form;
     Status absent = Status::Ok; /* no mirror: Cold, Busy while one is loaded, or why the last load failed, for a while */
 };
 
@@ -40,6 +41,13 @@ public:
 
     /* Null: unknown, or cancelled. */
     std::shared_ptr<Load> find_load(uint64_t id, uint32_t session);
+
+    /*
+     * How the mirror is searched once this load has been committed; null: it is to be measured. What was measured of an index stays as
+     * long as the engine, so that a mirror that was evicted comes back with the same choice (law 10), until the index has half or twice as many nodes.
+     */
+    std::shared_ptr<const FormModel> known_form(const Load &load);
+    void remember_form(const Load &load);
 
     /*
      * The end of a load whose commit is done on the device, or that is given up. What was evicted meanwhile is not brought
@@ -74,7 +82,7 @@ public:
     /* Evicts mirrors whose file is gone or empty: dropped, truncated, rewritten. */
     void evict_vanished();
 
-    uint32_t list(uint32_t first, std::span<MirrorEntry> out, uint32_t *total);
+    uint32_t list(const ListRequest &request, std::span<MirrorEntry> out, uint32_t *total);
     uint32_t count(const OpenDevice &device);
 
 private:
@@ -85,6 +93,16 @@ private:
     };
     struct KeyHash {
         size_t operator()(const Key &key) const;
+    };
+    /* Of a mirror that can come again: rows of this type on this device. */
+    struct FormKey {
+        uint64_t incarnation;
+        Storage storage;
+        const OpenDevice *device;
+        bool operator==(const FormKey &) const = default;
+    };
+    struct FormKeyHash {
+        size_t operator()(const FormKey &key) const;
     };
     struct Entry {
         std::shared_ptr<Mirror> ready;
@@ -112,6 +130,7 @@ private:
     };
     std::unordered_map<Key, Failure, KeyHash> failed_;
     std::unordered_map<uint64_t, uint32_t> refused_; /* incarnation: bits 1 << Storage */
+    std::unordered_map<FormKey, std::shared_ptr<const FormModel>, FormKeyHash> forms_;
     uint64_t last_load_ = 0;
 };
 

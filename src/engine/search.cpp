@@ -28,6 +28,14 @@ bool same_search(const Request &a, const Request &b)
            x.filter == y.filter;
 }
 
+/* By request and mirror alone, so that all requests of a class have the same, in whatever batch they come. */
+SearchForm form_of(const SearchRequest &search, const Pin &pin)
+{
+    if (search.form != SearchForm::Auto)
+        return search.form;
+    return pin.form != nullptr ? pin.form->choose(search.ef, search.k) : SearchForm::Graph;
+}
+
 uint32_t clip32(uint64_t ns)
 {
     return static_cast<uint32_t>(std::min<uint64_t>(ns, UINT32_MAX));
@@ -50,11 +58,11 @@ const char *SearchWork::refuse(const Request &request) const
     const SearchRequest &search = request.search;
     if (request.op != Op::Search)
         return "this lane searches and nothing else";
-    if (search.form != SearchForm::Graph && search.form != SearchForm::Exact)
+    if (search.form != SearchForm::Graph && search.form != SearchForm::Exact && search.form != SearchForm::Auto)
         return "unknown form of search";
     if (search.k == 0 || search.k > kMaxHits)
         return "k out of range";
-    if (search.form == SearchForm::Graph && search.ef < search.k)
+    if (search.form != SearchForm::Exact && search.ef < search.k)
         return "ef is below k";
     if (search.dimensions == 0 || search.dimensions > kMaxDimensions)
         return "dimensions out of range";
@@ -90,6 +98,7 @@ struct SearchWork::Batch {
     Area &area;
     Worker &worker;
     const Pin &pin;
+    SearchForm form;
     BatchTimes times;
     uint64_t began_ns;
     bool first = true;
@@ -162,13 +171,13 @@ void SearchWork::search(Worker &worker, CallClock &clock, const Pin &pin)
         worker.queries.push_back({reinterpret_cast<const float *>(slot.payload), slot.hits, &worker.counts[i]});
     }
     BatchParams params = {};
-    params.form = common.form;
+    params.form = form_of(common, pin);
     params.k = common.k;
     params.dimensions = common.dimensions;
     /* A beam as wide as the index sees everything; no device needs to make room for more. */
-    params.ef = common.form == SearchForm::Graph ? std::min(common.ef, std::max(common.k, mirror.shape.nodes)) : 0;
+    params.ef = params.form == SearchForm::Graph ? std::min(common.ef, std::max(common.k, mirror.shape.nodes)) : 0;
 
-    Batch batch = {area_, worker, pin, {}, now_ns()};
+    Batch batch = {area_, worker, pin, params.form, {}, now_ns()};
     if (batch.began_ns > mirror.used_ns.load(std::memory_order_relaxed) + kUsedGrainNs)
         mirror.used_ns.store(batch.began_ns, std::memory_order_relaxed);
 
@@ -229,6 +238,7 @@ void SearchWork::finish_one(void *context, uint32_t query)
     response.count = std::min(worker.counts[query], task.request.search.k);
     response.search.nodes = batch.pin.nodes;
     response.search.twins = batch.pin.twins;
+    response.search.form = batch.form;
     response.search.epoch = batch.pin.epoch;
     response.search.width = static_cast<uint32_t>(worker.tasks.size());
     response.search.first_of_batch = batch.first ? 1 : 0;

@@ -17,7 +17,7 @@
 namespace vecgpu {
 
 constexpr uint32_t kProtocolMagic = 0x45504756; /* "VGPE" */
-constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kProtocolVersion = 2;
 
 /* ---- socket ---- */
 
@@ -92,6 +92,7 @@ struct IndexKey {
 enum class SearchForm : uint32_t {
     Graph = 1,
     Exact = 2,
+    Auto = 3, /* whichever of them was measured to be faster on this mirror: the engine's choice, by ef and k */
 };
 
 /* The k nearest nodes by (key, slot). The query's floats are in the slot's payload. */
@@ -99,7 +100,7 @@ struct SearchRequest {
     IndexKey index;
     SearchForm form;
     uint32_t k;           /* 1 .. kMaxHits */
-    uint32_t ef;          /* Graph: width of the beam, at least k */
+    uint32_t ef;          /* Graph, Auto: width of the beam, at least k */
     uint32_t dimensions;
     uint32_t least_nodes; /* a mirror with fewer is Behind */
     uint32_t filter;      /* 0: none; others are reserved */
@@ -134,6 +135,7 @@ struct EvictRequest {
 
 struct ListRequest {
     uint32_t first; /* entries to skip */
+    uint32_t ef, k; /* ListMirrors: of the search that form and times are told for */
     uint32_t unused;
 };
 
@@ -175,6 +177,7 @@ struct Response {
             uint32_t nodes; /* of the mirror, like twins and epoch: as of its last LoadEnd */
             uint32_t twins;
             uint32_t width; /* of the batch that the request was part of */
+            SearchForm form; /* that was asked of the device: Graph or Exact */
             uint64_t epoch;
             uint32_t first_of_batch;
             uint32_t queue_ns, copy_ns, kernel_ns;
@@ -198,6 +201,9 @@ struct Response {
 /* Payload entries of ListMirrors and ListDevices. */
 enum class MirrorPhase : uint32_t { Loading = 1, Ready = 2 };
 
+/* Sizes of batches by which the forms of a search are compared (engine/cost_model.h). */
+constexpr uint32_t kReferenceBatches = 4;
+
 struct MirrorEntry {
     IndexKey index;
     uint32_t index_oid;
@@ -206,9 +212,12 @@ struct MirrorEntry {
     Storage storage; /* of the mirror: narrower than the index's where memory is short */
     uint64_t epoch;
     uint32_t nodes;
-    uint32_t unused;
+    SearchForm form;  /* of Auto, for the ef and k of the request; 0 while it is loaded */
     uint64_t bytes;
     uint64_t idle_ns; /* since the last search */
+    uint32_t exact_from; /* the least ef, for that k, from which on Auto is Exact; 0: none */
+    uint32_t unused;
+    float exact_us[kReferenceBatches], graph_us[kReferenceBatches]; /* as measured, for ef and k; 0: not measured */
 };
 
 struct DeviceEntry {
@@ -269,7 +278,8 @@ constexpr uint64_t kHungNs = 1000 * 1000000ull;
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 static_assert(sizeof(SocketPacket) == 48 && offsetof(SocketPacket, generation) == 24);
 static_assert(sizeof(IndexKey) == 24 && sizeof(SearchRequest) == 48 && sizeof(Run) == 24 && sizeof(Hit) == 8);
-static_assert(sizeof(Request) <= 128 && sizeof(Response) <= 192 && sizeof(MirrorEntry) == 72 && sizeof(DeviceEntry) == 104);
+static_assert(sizeof(ListRequest) == 16 && offsetof(Response, search.form) == 20 && offsetof(Response, search.epoch) == 24);
+static_assert(sizeof(Request) <= 128 && sizeof(Response) <= 192 && sizeof(MirrorEntry) == 112 && sizeof(DeviceEntry) == 104);
 static_assert(sizeof(Slot) % 128 == 0 && offsetof(Slot, payload) == 384);
 
 } // namespace vecgpu

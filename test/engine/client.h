@@ -302,10 +302,13 @@ public:
         });
     }
 
-    std::vector<MirrorEntry> mirrors()
+    std::vector<MirrorEntry> mirrors(uint32_t ef = 0, uint32_t k = 0)
     {
         std::vector<MirrorEntry> list;
-        if (ask(Lane::Control, [&](Slot &slot) { slot.request.op = Op::ListMirrors; }) != Status::Ok)
+        if (ask(Lane::Control, [&](Slot &slot) {
+                slot.request.op = Op::ListMirrors;
+                slot.request.list = {0, ef, k, 0};
+            }) != Status::Ok)
             return list;
         list.resize(response.count);
         if (response.count > 0)

@@ -97,7 +97,7 @@ constexpr DeviceApi kFake = {
             mirror->state = *state;
             return fake.fail_commit ? Status::DeviceError : Status::Ok;
         },
-    .search = nullptr,
+    .search = nullptr, /* mirrors of a few nodes are not measured */
     .search_lists = nullptr,
     .build_step = nullptr,
 };

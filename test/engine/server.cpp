@@ -182,7 +182,7 @@ void test_search()
         });
         CHECK(status == Status::BadRequest && client.response.message[0] != 0, "%s: %d", what, int(status));
     };
-    refused("form", [](Request *r) { r->search.form = SearchForm(3); });
+    refused("form", [](Request *r) { r->search.form = SearchForm(4); });
     refused("k", [](Request *r) { r->search.k = 0; });
     refused("k", [](Request *r) { r->search.k = kMaxHits + 1; r->search.ef = UINT32_MAX; });
     refused("ef", [](Request *r) { r->search.ef = 9; });

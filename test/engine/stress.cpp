@@ -135,7 +135,7 @@ private:
     void fill(Slot &slot, const TestIndex &index, const std::vector<float> &values, uint32_t k, SearchForm form)
     {
         slot.request.op = Op::Search;
-        slot.request.search = {index.key, form, k, form == SearchForm::Graph ? k + 30 : 0, index.meta.dimensions, 0, 0};
+        slot.request.search = {index.key, form, k, form == SearchForm::Exact ? 0 : k + 30, index.meta.dimensions, 0, 0};
         memcpy(slot.payload, values.data(), values.size() * sizeof(float));
     }
 
@@ -155,6 +155,8 @@ private:
             shared_->fail("search: status %d, %s", int(status), response.message);
             return;
         }
+        if (form == SearchForm::Auto)
+            form = response.search.form;
         for (const TestIndex &version : library_[number_of(index)]) {
             if (version.key.generation != index.key.generation || version.nodes() < response.search.nodes)
                 continue;
@@ -191,7 +193,8 @@ private:
 
     SearchForm form_for(const TestIndex &index)
     {
-        return index.meta.kind == IndexKind::Hnsw && random_.below(2) ? SearchForm::Graph : SearchForm::Exact;
+        constexpr SearchForm forms[] = {SearchForm::Exact, SearchForm::Auto, SearchForm::Graph};
+        return forms[random_.below(index.meta.kind == IndexKind::Hnsw ? 3 : 2)];
     }
 
     void search()

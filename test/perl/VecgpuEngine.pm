@@ -67,7 +67,7 @@ sub ve_functions
         LOAD 'vecgpu';
         CREATE TABLE few AS SELECT * FROM probes WHERE id <= 6;
         CREATE FUNCTION near $arguments $index SET vecgpu.ef_search = 10000 $body;
-        CREATE FUNCTION walk $arguments $index SET vecgpu.ef_search = 40 $body;
+        CREATE FUNCTION walk $arguments $index SET vecgpu.ef_search = 40 SET vecgpu.device_form = graph $body;
         CREATE FUNCTION exact $arguments SET enable_seqscan = on SET enable_sort = on SET enable_indexscan = off SET enable_bitmapscan = off $body;
         CREATE FUNCTION overlap(tab text) RETURNS numeric LANGUAGE sql STABLE AS \$\$
             SELECT round((SELECT count(*) FROM (

@@ -24,7 +24,7 @@ use constant { MAGIC => 0x45504756, HELLO => 1, WELCOME => 2, STAGING => 3, OK =
 sub packet
 {
     my (%set) = @_;
-    return pack('L L L l L L Q Q L L', $set{magic} // MAGIC, $set{version} // 1, $set{type} // WELCOME, $set{status} // OK, $set{pid} // $$,
+    return pack('L L L l L L Q Q L L', $set{magic} // MAGIC, $set{version} // 2, $set{type} // WELCOME, $set{status} // OK, $set{pid} // $$,
         $set{session} // 7, $set{generation} // 1, $set{bytes} // 0, $set{slots} // 0, 0);
 }
 
@@ -77,8 +77,8 @@ sub send_all { my ($connection, @packets) = @_; send($connection, $_, 0) for @pa
 my $answers = sub { my (@packets) = @_; return sub { hello($_[0]); return send_all($_[0], @packets) } };
 my %strangers = (
     'an older engine' => [ $answers->(packet(version => 0, slots => 4, bytes => 4096)), 'version' ],
-    'a newer engine' => [ $answers->(packet(version => 2, slots => 4, bytes => 4096)), 'version' ],
-    'a newer engine that declines' => [ $answers->(packet(version => 2, status => BAD_VERSION)), 'version' ],
+    'a newer engine' => [ $answers->(packet(version => 3, slots => 4, bytes => 4096)), 'version' ],
+    'a newer engine that declines' => [ $answers->(packet(version => 3, status => BAD_VERSION)), 'version' ],
     'an engine that is full' => [ $answers->(packet(status => FULL)) ],
     'an engine that sends no memory' => [ $answers->(packet(slots => 4, bytes => 4096 + 4 * 131456)) ],
     'an engine with 4 billion slots' => [ $answers->(packet(slots => 0xffffffff, bytes => 2**62)) ],
@@ -182,9 +182,9 @@ sub greeting
     return "type $welcome{type}, version $welcome{version}, status $welcome{status}";
 }
 for my $case (
-    [ 'an older session', packet(type => HELLO, version => 0), 'type 2, version 1, status 11' ],
-    [ 'a newer session', packet(type => HELLO, version => 2), 'type 2, version 1, status 11' ],
-    [ 'a session of our version', packet(type => HELLO), 'type 2, version 1, status 0' ])
+    [ 'an older session', packet(type => HELLO, version => 0), 'type 2, version 2, status 11' ],
+    [ 'a newer session', packet(type => HELLO, version => 3), 'type 2, version 2, status 11' ],
+    [ 'a session of our version', packet(type => HELLO), 'type 2, version 2, status 0' ])
 {
     my ($what, $hello, $answer) = @$case;
     is(stranger(sub { my $s = $_[0]->(); send($s, $hello, 0); return greeting($s) }), $answer, "$what is told so");
