@@ -71,25 +71,18 @@ public:
             memcpy(stream_.host_queries.data() + static_cast<size_t>(q) * dimensions, queries[q].query,
                    dimensions * sizeof(float));
         const size_t floats = static_cast<size_t>(count_) * dimensions;
-        const float *raw = stream_.queries.data();
         describe();
         const bool graph = uses_graph();
-        if (floats > kInlineFloats)
+        if (!job_.inline_raw)
             check(cudaMemcpyAsync(stream_.queries.data(), stream_.host_queries.data(), floats * sizeof(float),
                                   cudaMemcpyHostToDevice, stream_.stream),
                   "queries");
         if (times)
             check(cudaEventRecord(stream_.begun, stream_.stream), "search");
-        if (floats <= kInlineFloats)
-            launch_prepare_inline(storage_, stream_.host_queries.data(), stream_.queries.data(), dimensions,
-                                  job_.rows.pieces, count_, stream_.prepared.data(), stream_.stream);
-        else
-            launch_prepare(storage_, raw, dimensions, job_.rows.pieces, count_, stream_.prepared.data(),
-                           stream_.stream);
         if (graph)
-            launch_graph_search(raw);
+            launch_graph_search();
         else
-            launch_exact(raw);
+            launch_exact();
         if (times)
             check(cudaEventRecord(stream_.ended, stream_.stream), "search");
         if (!mapped_) {
@@ -196,7 +189,11 @@ private:
         job_.prepared = stream_.prepared.data();
         job_.links = mirror_.links.data();
         job_.degree = 2u * mirror_.shape.m;
-        job_.entries = stream_.entries.data();
+        job_.raw = stream_.queries.data();
+        if (static_cast<size_t>(count_) * mirror_.shape.dimensions <= kInlineFloats)
+            job_.inline_raw = stream_.host_queries.data();
+        if (version_->pivots)
+            job_.pivots = version_->pivots->view();
         job_.first_parents = kFirstParents;
         job_.parents = kParents;
         job_.ramp_shift = kRampShift;
@@ -204,18 +201,42 @@ private:
         job_.counts = mapped_ ? stream_.host_counts.data() : stream_.counts.data();
     }
 
-    void launch_graph_search(const float *raw)
+    void launch_prepared()
+    {
+        const uint32_t dimensions = mirror_.shape.dimensions;
+        if (job_.inline_raw)
+            launch_prepare_inline(storage_, job_.inline_raw, stream_.queries.data(), dimensions, job_.rows.pieces,
+                                  count_, stream_.prepared.data(), stream_.stream);
+        else
+            launch_prepare(storage_, job_.raw, dimensions, job_.rows.pieces, count_, stream_.prepared.data(),
+                           stream_.stream);
+    }
+
+    void launch_entries()
+    {
+        launch_entry(mirror_.device->machine, job_.pivots, mirror_.shape.dimensions, job_.raw, count_,
+                     stream_.entries.data(), stream_.ticket.data(), stream_.stream);
+        job_.entries = stream_.entries.data();
+    }
+
+    void launch_graph_search()
     {
         const Machine &machine = mirror_.device->machine;
         const Storage storage = storage_;
-        launch_entry(machine, *version_->pivots, raw, count_, stream_.entries.data(), stream_.ticket.data(),
-                     stream_.stream);
+        BlockShape shape = shape_of_blocks();
+        /* A cluster scans the pivots itself; a block would take as long as a kernel of its own for all queries. */
+        if (shape.blocks == 1 && !job_.inline_raw)
+            launch_entries();
         bool done = false;
         /* A smaller cluster needs less room for what its blocks tell each other. */
-        for (BlockShape shape = shape_of_blocks(); shape.blocks > 0 && !done; shape.blocks /= 2)
+        for (; shape.blocks > 0 && !done; shape.blocks /= 2)
             VECGPU_BY_STORAGE(done = launch_graph_block<kStorage>(machine, job_, shape, stream_.stream));
-        if (!done)
-            VECGPU_BY_STORAGE(launch_graph_warp<kStorage>(machine, job_, stream_.ticket.data(), stream_.stream));
+        if (done)
+            return;
+        launch_prepared();
+        if (!job_.entries)
+            launch_entries();
+        VECGPU_BY_STORAGE(launch_graph_warp<kStorage>(machine, job_, stream_.ticket.data(), stream_.stream));
         if (storage == Storage::Int8)
             launch_refine<Storage::Int8>(machine, job_, stream_.stream);
     }
@@ -241,13 +262,14 @@ private:
         return count_ <= sms * 8 ? BlockShape{1, 256} : BlockShape{0, 0};
     }
 
-    void launch_exact(const float *raw)
+    void launch_exact()
     {
+        launch_prepared();
         const Machine &machine = mirror_.device->machine;
         const Storage storage = storage_;
         if (count_ >= kLeastBatch && flat_batch_possible(mirror_.image, job_.k)) {
-            const FlatLists lists =
-                launch_flat_lists(machine, mirror_.image, version_->bounds, job_, raw, &stream_.flat, stream_.stream);
+            const FlatLists lists = launch_flat_lists(machine, mirror_.image, version_->bounds, job_, job_.raw,
+                                                      &stream_.flat, stream_.stream);
             VECGPU_BY_STORAGE(launch_rescore<kStorage>(machine, job_, lists, stream_.stream));
             return;
         }
