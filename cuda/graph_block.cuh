@@ -7,10 +7,11 @@
  * on for itself, all with the same data:
  *   1. New words and the best open nodes of the list so far are ranked by counting, all threads; the first of them are
  *      the parents of the round. This does not wait for the list.
- *   2. The links of the parents are read. Meanwhile the first warp merges the new words into its copy of the list (in
- *      registers), marks the parents in it, and publishes what the next round needs: the open nodes, the worst word.
+ *   2. The links of the parents are read. While they are on their way all threads merge the new words into the block's
+ *      copy of the list: every word finds its place by a binary search.
  *   3. Ids that belong to the block and are new to it are collected, then their keys are computed by all warps in equal
  *      shares: what a hash leaves uneven between warps would cost a second memory latency.
+ * Words that may be doubles (ids that the visited set had no room for) take a slower way, by one warp.
  * A search prepares its query and finds its entries itself, unless they are given.
  */
 #pragma once
@@ -25,7 +26,7 @@ namespace vecgpu::cuda {
 
 constexpr int kBlockBucketBits = 10;
 constexpr uint32_t kMaxBlocks = 8;          /* of a cluster */
-constexpr uint32_t kStaticShared = 6 << 10; /* bytes, beside the dynamic shared memory: a bound */
+constexpr uint32_t kStaticShared = 7 << 10; /* bytes, beside the dynamic shared memory: a bound */
 
 struct BlockArguments {
     GraphArguments graph;
@@ -51,7 +52,7 @@ __host__ __device__ constexpr uint32_t graph_block_words(Storage storage, uint32
 {
     const uint32_t places = box_places(parents, degree);
     return VisitedSet<kBlockBucketBits>::kWords + block_query_pieces(storage, pieces) * 4 + 2 * 2 * blocks * places +
-           2 * 2 * places + 2 * capacity + places + (bits ? (2 * k + 3) / 4 * 4 : 0);
+           2 * 2 * places + 2 * 2 * capacity + places + (bits ? (2 * k + 3) / 4 * 4 : 0);
 }
 
 __device__ __forceinline__ uint32_t mix_id(uint32_t x)
@@ -128,6 +129,67 @@ struct FineKernel<RowKernel<kStorage, kDot, kShort, kFine, kFlight>> {
     using type = RowKernel<kStorage, kDot, kShort, true, kFlight>;
 };
 
+/* How many of `count` ascending words come before `word`. */
+__device__ __forceinline__ uint32_t words_before(const Word *words, uint32_t count, Word word)
+{
+    uint32_t low = 0;
+    while (count > 0) {
+        const uint32_t half = count / 2;
+        if (words[low + half] < word) {
+            low += half + 1;
+            count -= half + 1;
+        } else {
+            count = half;
+        }
+    }
+    return low;
+}
+
+/*
+ * By one warp: `count` new words, of which those with their lowest bit set may be doubles, into the list `members` of
+ * ef; then the best `width` open nodes are marked as expanded and named in `parents`.
+ */
+template <int kRegisters>
+__device__ __noinline__ void merge_doubles(Word *members, uint32_t ef, const Word *words, uint32_t count,
+                                           uint32_t width, uint32_t *parents)
+{
+    const int lane = threadIdx.x & 31;
+    WarpList<kRegisters> list;
+#pragma unroll
+    for (int r = 0; r < kRegisters; r++)
+        list.v[r] = members[r * 32 + lane];
+    auto enter = [&](Word word) {
+        list.merge(word);
+        list.truncate(ef);
+    };
+    for (uint32_t first = 0; first < count; first += 32) {
+        const Word word = first + lane < count ? words[first + lane] : kNoWord;
+        const bool suspect = word != kNoWord && (word & 1);
+        enter(suspect ? kNoWord : word);
+        for (uint32_t m = __ballot_sync(kFullWarp, suspect); m; m &= m - 1) {
+            const Word x = __shfl_sync(kFullWarp, word, __ffs(m) - 1) & ~1ull;
+            bool there = false;
+#pragma unroll
+            for (int r = 0; r < kRegisters; r++)
+                there |= (list.v[r] | 1) == (x | 1);
+            if (!__any_sync(kFullWarp, there))
+                enter(lane == 0 ? x : kNoWord);
+        }
+    }
+    uint32_t n = 0;
+#pragma unroll
+    for (int r = 0; r < kRegisters; r++) {
+        const bool open = !(static_cast<uint32_t>(list.v[r]) & 1);
+        const uint32_t m = __ballot_sync(kFullWarp, open), rank = n + __popc(m & ((1u << lane) - 1));
+        if (open && rank < width) {
+            parents[rank] = static_cast<uint32_t>(list.v[r]) >> 1;
+            list.v[r] |= 1;
+        }
+        n += __popc(m);
+        members[r * 32 + lane] = list.v[r];
+    }
+}
+
 /*
  * Query number q, whose floats are at `raw`, by a whole cluster of `blocks` blocks (a power of two, at most kMaxBlocks)
  * of kBlockThreads threads; `dynamic` has graph_block_words(). Every thread of the cluster calls, again and again if it
@@ -139,8 +201,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
 {
     const GraphArguments &a = arguments.graph;
     using Visited = VisitedSet<kBlockBucketBits>;
-    using List = WarpList<kRegisters>;
-    constexpr uint32_t kWarps = kBlockThreads / 32;
+    constexpr uint32_t kCapacity = WarpList<kRegisters>::kCapacity, kWarps = kBlockThreads / 32;
     const uint32_t places = box_places(a.parents, a.degree), pieces = a.rows.pieces;
     uint32_t *table = dynamic;
     uint4 *query = reinterpret_cast<uint4 *>(table + Visited::kWords);
@@ -148,17 +209,19 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         reinterpret_cast<Word *>(query + block_query_pieces(Kernel::storage, pieces)); /* [2][blocks][places] */
     Word *gathered = boxes + 2 * blocks * places; /* the words of a box, without gaps */
     Word *sorted = gathered + places;
-    Word *members = sorted + places; /* the list */
-    uint32_t *todo = reinterpret_cast<uint32_t *>(members + List::kCapacity);
+    Word *members = sorted + places, *merged = members + kCapacity; /* the list; the next one */
+    uint32_t *todo = reinterpret_cast<uint32_t *>(merged + kCapacity);
     Word *valid = reinterpret_cast<Word *>(todo + places); /* only with bits */
     __shared__ float chains[kChains * kPivots / 4];
     __shared__ Word open[kMaxParents];                       /* the best of the list that are not expanded */
+    __shared__ uint32_t open_places[kMaxParents];            /* where they are in it */
+    __shared__ uint8_t expands[kCapacity];                   /* 1: this round expands this one of the list */
     __shared__ uint32_t parents[kMaxParents];                /* kNone behind the last one */
     __shared__ __align__(16) uint32_t filled[3][kMaxBlocks]; /* words in a box, by sender */
     __shared__ uint32_t untracked[3];                        /* a word of the box may be a double */
     __shared__ uint32_t found_entries[kEntries];
     __shared__ uint32_t open_count, todo_count;
-    __shared__ Word worst_shared, valid_worst_shared;
+    __shared__ Word valid_worst;
 
     const uint32_t me = block_of_cluster(blocks), tid = threadIdx.x, warp = tid / 32;
     const int lane = tid & 31;
@@ -169,8 +232,10 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
 
     for (uint32_t i = tid; i < Visited::kWords / 4; i += kBlockThreads)
         reinterpret_cast<uint4 *>(table)[i] = make_uint4(0, 0, 0, 0);
-    for (uint32_t i = tid; i < List::kCapacity; i += kBlockThreads)
-        members[i] = kNoWord;
+    for (uint32_t i = tid; i < kCapacity; i += kBlockThreads) {
+        members[i] = merged[i] = kNoWord;
+        expands[i] = 0;
+    }
     if (a.bits)
         for (uint32_t i = tid; i < a.k; i += kBlockThreads)
             valid[i] = kNoWord;
@@ -182,7 +247,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         untracked[tid] = 0;
     if (tid == 0) {
         open_count = todo_count = 0;
-        worst_shared = valid_worst_shared = kNoWord;
+        valid_worst = kNoWord;
     }
     cluster_arrive(blocks); /* others may write here from now on */
     QueryHead head = {};
@@ -273,82 +338,48 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         }
     }
 
-    List list; /* of the first warp */
-    list.clear();
-    Word worst = kNoWord;
-
-    auto enter = [&](Word word) {
-        const bool enters = word < worst;
-        uint32_t m = __ballot_sync(kFullWarp, enters);
-        if (!m)
-            return;
-        if (__popc(m) <= 4) {
-            do {
-                list.insert(__shfl_sync(kFullWarp, word, __ffs(m) - 1));
-                m &= m - 1;
-            } while (m);
-        } else {
-            list.merge(enters ? word : kNoWord);
-        }
-        worst = list.element(a.ef - 1);
-        if (a.ef < List::kCapacity)
-            list.truncate(a.ef);
-    };
-
-    /* The first warp: `count` sorted words into the list. */
-    auto merge = [&](uint32_t count) {
-        if (count == 0)
-            return;
-        list.merge_sorted(sorted, static_cast<int>(count));
-        worst = list.element(a.ef - 1);
-        if (a.ef < List::kCapacity)
-            list.truncate(a.ef);
-    };
-
-    /* The same if some may be doubles of others or of the list. */
-    auto merge_doubles = [&](const Word *words, uint32_t count) {
-        for (uint32_t first = 0; first < count; first += 32) {
-            const Word word = first + lane < count ? words[first + lane] : kNoWord;
-            const bool suspect = word != kNoWord && (word & 1);
-            enter(suspect ? kNoWord : word);
-            for (uint32_t m = __ballot_sync(kFullWarp, suspect); m; m &= m - 1) {
-                const Word x = __shfl_sync(kFullWarp, word, __ffs(m) - 1) & ~1ull;
-                bool there = false;
-#pragma unroll
-                for (int r = 0; r < kRegisters; r++)
-                    there |= (list.v[r] | 1) == (x | 1);
-                if (!__any_sync(kFullWarp, there))
-                    enter(lane == 0 ? x : kNoWord);
-            }
-        }
-    };
-
-    /* The first warp: marks the best `width` open nodes as expanded, and publishes the list and the next `next` ones. */
-    auto settle = [&](uint32_t width, uint32_t next, bool name_parents) {
+    /* One warp: the best of the list that are open, for the next round. */
+    auto publish_open = [&](uint32_t most) {
         uint32_t n = 0;
-#pragma unroll
-        for (int r = 0; r < kRegisters; r++) {
-            if (n < width + next) {
-                const bool is_open = !(static_cast<uint32_t>(list.v[r]) & 1);
-                const uint32_t m = __ballot_sync(kFullWarp, is_open), rank = n + __popc(m & before);
-                if (is_open && rank < width) {
-                    if (name_parents)
-                        parents[rank] = static_cast<uint32_t>(list.v[r]) >> 1;
-                    list.v[r] |= 1;
-                } else if (is_open && rank < width + next) {
-                    open[rank - width] = list.v[r];
-                }
-                n += __popc(m);
+        for (uint32_t first = 0; first < kCapacity && n < most; first += 32) {
+            const Word x = members[first + lane];
+            const bool is_open = !(static_cast<uint32_t>(x) & 1);
+            const uint32_t m = __ballot_sync(kFullWarp, is_open), rank = n + __popc(m & before);
+            if (is_open && rank < most) {
+                open[rank] = x;
+                open_places[rank] = first + lane;
             }
-            members[r * 32 + lane] = list.v[r];
+            n += __popc(m);
         }
-        if (lane == 0) {
-            open_count = n < width ? 0 : min(n - width, next);
-            worst_shared = worst;
-        }
+        if (lane == 0)
+            open_count = min(n, most);
     };
 
-    /* Another warp meanwhile: those that may be returned into their list. */
+    /* All threads: `count` words in sorted, and the list, to the next list. Its tail is empty: lists do not shrink. */
+    auto merge = [&](uint32_t count) {
+        for (uint32_t i = tid; i < kCapacity + count; i += kBlockThreads) {
+            Word x;
+            uint32_t place;
+            if (i < kCapacity) {
+                x = members[i];
+                if (x == kNoWord)
+                    continue;
+                x |= expands[i];
+                expands[i] = 0;
+                place = i + words_before(sorted, count, x);
+            } else {
+                x = sorted[i - kCapacity];
+                place = i - kCapacity + words_before(members, a.ef, x);
+            }
+            if (place < a.ef)
+                merged[place] = x;
+        }
+        Word *const last = members;
+        members = merged;
+        merged = last;
+    };
+
+    /* One warp: those that may be returned into their list. */
     auto merge_valid = [&](const Word *words, uint32_t count) {
         for (uint32_t first = 0; first < count; first += 32) {
             const Word word = first + lane < count ? words[first + lane] : kNoWord;
@@ -359,7 +390,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
                 warp_insert_shared(valid, a.k, __shfl_sync(kFullWarp, hit, __ffs(g) - 1));
         }
         if (lane == 0)
-            valid_worst_shared = valid[a.k - 1];
+            valid_worst = valid[a.k - 1];
     };
 
     /* The first cell of a round that this thread looks at. */
@@ -422,16 +453,18 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
                 less = both & 0xffff;
                 const uint32_t rank = less + (both >> 16);
                 if (sub == 0 && i < all) {
-                    if (i < count)
-                        sorted[less] = mine;
                     /* Among the ef best: fewer than ef - less of the list come before it. */
-                    if (rank < width && less < a.ef && members[a.ef - 1 - less] >= mine)
+                    const bool expand = rank < width && less < a.ef && members[a.ef - 1 - less] >= mine;
+                    if (expand)
                         parents[rank] = static_cast<uint32_t>(mine) >> 1;
+                    if (i < count)
+                        sorted[less] = mine | expand;
+                    else if (expand)
+                        expands[open_places[i - count]] = 1;
                 }
             }
         } else if (warp == 0) {
-            merge_doubles(words, count);
-            settle(width, round_width(a, round + 1), true);
+            merge_doubles<kRegisters>(members, a.ef, words, count, width, parents);
         }
         if (round == 0) /* the entries were met by whoever found them */
             for (uint32_t i = tid; i < count; i += kBlockThreads) {
@@ -451,10 +484,8 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             return node == kNone ? kNone : __ldg(a.links + static_cast<size_t>(node) * a.degree + cell);
         };
         uint32_t id = tid < cells ? link(first_parent, first_cell) : kNone;
-        if (warp == 0 && !doubles) {
+        if (!doubles)
             merge(count);
-            settle(width, round_width(a, round + 1), false);
-        }
         for (uint32_t c = tid; (c & ~31u) < cells;) {
             const Put put = id < a.nodes && owns(id) ? Visited::put(table, id, narrow) : Put::Seen;
             __syncwarp();
@@ -474,10 +505,12 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
 
         turn ^= 1;
         phase = (phase + 1) % 3;
-        const Word bound = worst_shared, valid_bound = a.bits ? valid_worst_shared : 0;
+        const Word bound = members[a.ef - 1], valid_bound = a.bits ? valid_worst : 0;
         const uint32_t rows = todo_count;
         if (tid < kMaxParents)
             parents[tid] = kNone;
+        if (warp == kWarps - 1) /* which has the fewest rows to look at */
+            publish_open(round_width(a, round + 1));
         /* Whole steps of the row kernel, the same for all warps. */
         const uint32_t share =
             min(32u, ((rows + kWarps - 1) / kWarps + Kernel::kStride - 1) / Kernel::kStride * Kernel::kStride);
@@ -501,7 +534,9 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     /* All blocks have the answer; the first one hands it out. */
     if (me == 0) {
         if (warp == 0) {
+            const bool full = members[a.ef - 1] != kNoWord;
             uint32_t found = 0;
+            __syncwarp(); /* int8 hits are written over the list */
             for (uint32_t first = 0; first < a.k; first += 32) {
                 const uint32_t at = first + lane;
                 Word x = at >= a.k ? kNoWord : a.bits ? valid[at] : members[at];
@@ -515,7 +550,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             }
             /* Fewer nodes met than the list holds: the graph is torn, the answer must come from elsewhere. */
             if (lane == 0) {
-                a.counts[q] = worst == kNoWord ? kOverflow : found;
+                a.counts[q] = full ? found : kOverflow;
                 todo_count = found;
             }
         }
