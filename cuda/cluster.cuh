@@ -7,27 +7,28 @@
 
 namespace vecgpu::cuda {
 
-/* Number of this block in its cluster. */
-__device__ __forceinline__ uint32_t cluster_rank()
+__device__ __forceinline__ uint32_t block_of_cluster(uint32_t blocks)
 {
-    uint32_t rank = 0;
+    uint32_t me = 0;
 #if __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (blocks > 1)
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(me));
 #endif
-    return rank;
+    return me;
 }
 
-/* Address of one's own shared memory, as it is in another block of the cluster. */
+/* `own`, an address in the shared memory of one's own block, in another block of the cluster. */
 __device__ __forceinline__ uint32_t remote_address(const void *own, uint32_t block)
 {
-    uint32_t remote = static_cast<uint32_t>(__cvta_generic_to_shared(own));
+    uint32_t remote = 0;
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(remote) : "r"(block));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(remote)
+        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(own))), "r"(block));
 #endif
     return remote;
 }
 
-/* Into the shared memory of `block`, at the place that `own` is in one's own. */
 __device__ __forceinline__ void store_remote(Word *own, uint32_t block, Word word)
 {
 #if __CUDA_ARCH__ >= 900
@@ -42,15 +43,38 @@ __device__ __forceinline__ void store_remote(uint32_t *own, uint32_t block, uint
 #endif
 }
 
-__device__ __forceinline__ void cluster_barrier(uint32_t blocks)
+__device__ __forceinline__ void add_remote(uint32_t *own, uint32_t block, uint32_t value)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], %1;" ::"r"(remote_address(own, block)), "r"(value)
+                 : "memory");
+#endif
+}
+
+/* Between the two, no thread waits. */
+__device__ __forceinline__ void cluster_arrive(uint32_t blocks)
+{
+#if __CUDA_ARCH__ >= 900
+    if (blocks > 1)
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait(uint32_t blocks)
 {
 #if __CUDA_ARCH__ >= 900
     if (blocks > 1) {
-        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
         return;
     }
 #endif
     __syncthreads();
+}
+
+__device__ __forceinline__ void cluster_barrier(uint32_t blocks)
+{
+    cluster_arrive(blocks);
+    cluster_wait(blocks);
 }
 
 } // namespace vecgpu::cuda

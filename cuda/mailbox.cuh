@@ -7,10 +7,15 @@
 
 namespace vecgpu::cuda {
 
-__device__ __forceinline__ Piece load_host(const uint64_t *p)
+struct PiecePair {
+    Piece first, second;
+};
+
+/* p is a multiple of 16 bytes. Each of the two is read whole. */
+__device__ __forceinline__ PiecePair load_host(const uint64_t *p)
 {
-    uint64_t v;
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    PiecePair v;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.first), "=l"(v.second) : "l"(p) : "memory");
     return v;
 }
 
@@ -38,34 +43,46 @@ __device__ __forceinline__ Piece piece_of(uint32_t word, uint32_t number)
 }
 
 /*
- * All threads of one block: waits for query `number`, whose words go to words[0 .. count) in shared memory. False: the
- * lease is over, or the kernel was told to leave; then the query was not taken and will not be. A query that is there is
- * taken before all else, as long as the whole lease lasts.
+ * All threads of one block: waits for query `number` of `count` words; each word goes to put(i, word) as it comes. False:
+ * the lease is over, or the kernel was told to leave; then the query was not taken and will not be. The first query is
+ * there before the kernel is, and is taken in any case. *stop is in shared memory, 0 before and after.
+ *
+ * Every thread looks at its own pieces until these have come: there is no barrier between looks, whose price would be
+ * that of the slowest look of all.
  */
-__device__ __forceinline__ bool take_mail(const MailJob &job, uint32_t number, uint64_t begun, uint32_t *words,
-                                          uint32_t count)
+template <class Put>
+__device__ __forceinline__ bool take_mail(const MailJob &job, const Mailbox *box, uint32_t number, uint64_t begun,
+                                          uint32_t count, volatile uint32_t *stop, Put put)
 {
-    const Mailbox *box = job.box;
-    uint64_t waiting = 0;
-    if (threadIdx.x == blockDim.x - 1)
-        waiting = nanoseconds();
-    for (;;) {
-        bool complete = true, over = false, late = false;
-        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
-            const Piece piece = load_host(box->query + i);
-            complete &= piece >> 32 == number;
-            words[i] = static_cast<uint32_t>(piece);
-        }
-        if (threadIdx.x == blockDim.x - 1) {
-            const uint64_t time = nanoseconds();
-            late = time - begun > job.lease.whole && number != job.first;
-            over = late || time - waiting > job.lease.idle || load_host(&box->leave) >= job.generation;
-        }
-        if (__syncthreads_and(complete && !late))
-            return true;
-        if (__syncthreads_or(over))
-            return false;
-    }
+    constexpr uint64_t kFirst = 1'000'000'000; /* to be sure */
+    constexpr uint32_t kLooks = 16;            /* between two looks at the clock */
+    const bool first = number == job.first;
+    const uint64_t time = nanoseconds();
+    const uint64_t end = first ? time + kFirst : min(time + job.lease.idle, begun + job.lease.whole);
+    bool complete = first || time < end;
+    if (complete)
+        for (uint32_t i = threadIdx.x; i * 2 < count + 1; i += blockDim.x)
+            for (uint32_t looks = 1;; looks++) {
+                const PiecePair pair = load_host(&box->leave + 2 * i);
+                if ((i == 0 || pair.first >> 32 == number) && (2 * i == count || pair.second >> 32 == number)) {
+                    if (i > 0)
+                        put(2 * i - 1, static_cast<uint32_t>(pair.first));
+                    if (2 * i < count)
+                        put(2 * i, static_cast<uint32_t>(pair.second));
+                    break;
+                }
+                if (i == 0 && pair.first >= job.generation && !first)
+                    *stop = 1;
+                if ((looks % kLooks == 0 && nanoseconds() >= end) || *stop) {
+                    *stop = 1;
+                    complete = false;
+                    break;
+                }
+            }
+    complete = __syncthreads_and(complete);
+    if (threadIdx.x == 0)
+        *stop = 0;
+    return complete;
 }
 
 } // namespace vecgpu::cuda

@@ -25,12 +25,12 @@ constexpr uint32_t kMailAnswerWords = 2048;
 using Piece = uint64_t; /* the word below, the query's number above */
 
 struct Mailbox {
-    /* Written by the host. */
-    alignas(128) Piece query[kMailQueryWords];
-    alignas(128) uint64_t leave; /* kernels that were started with a number up to this are to leave */
+    /* Written by the host. `query` follows on `leave`, so that a look at both is one trip too. */
+    alignas(128) uint64_t leave; /* kernels of a generation up to this are to leave */
+    Piece query[kMailQueryWords + 1];
     /* Written by the kernel. */
     alignas(128) Piece answer[kMailAnswerWords];
-    alignas(128) uint64_t left; /* the kernel that was started with this number has left, or takes no query any more */
+    alignas(128) uint64_t left; /* the kernel of this generation has left, or takes no query any more */
 };
 
 /* The caller's side. */

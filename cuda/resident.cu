@@ -1,5 +1,6 @@
 #include "resident.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace vecgpu::cuda {
@@ -10,12 +11,14 @@ namespace {
 constexpr uint64_t kUnusual = 5'000'000;
 constexpr uint64_t kPatience = 2'000'000'000;
 
+constexpr ptrdiff_t kMostStaying = 4; /* kernels of 8 blocks: a quarter of an H200 */
+
 } // namespace
 
-Resident::Resident()
+Resident::Resident(uint32_t boxes)
 {
-    box_.allocate(1);
-    memset(static_cast<void *>(box_.data()), 0, sizeof(Mailbox));
+    box_.allocate(boxes);
+    memset(static_cast<void *>(box_.data()), 0, boxes * sizeof(Mailbox));
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
 }
 
@@ -59,6 +62,35 @@ bool Resident::patient(uint64_t waited)
     broken_ = true;
     dismiss();
     return false;
+}
+
+void Residents::add(Resident *resident)
+{
+    std::lock_guard<std::mutex> lock(changing_);
+    all_.push_back(resident);
+}
+
+void Residents::remove(Resident *resident)
+{
+    std::lock_guard<std::mutex> lock(changing_);
+    std::erase(all_, resident);
+}
+
+/* Resident::start() counts its kernel first and asks may_stay() then, so one of the two sees the other. */
+Residents::Away::Away(Residents &residents) : residents_(residents)
+{
+    residents.away_++;
+    std::lock_guard<std::mutex> lock(residents.changing_);
+    for (Resident *resident : residents.all_)
+        resident->dismiss();
+}
+
+bool Residents::may_stay()
+{
+    if (away_.load() != 0)
+        return false;
+    std::lock_guard<std::mutex> lock(changing_);
+    return std::count_if(all_.begin(), all_.end(), [](const Resident *other) { return other->here(); }) < kMostStaying;
 }
 
 } // namespace vecgpu::cuda

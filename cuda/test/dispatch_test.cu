@@ -4,6 +4,7 @@
  *
  *   dispatch_test           tests, then figures
  *   dispatch_test --tests   tests only, for compute-sanitizer
+ *   dispatch_test --hold N  N idle kernels of 8 blocks for 4 s, for measuring what they cost
  *
  * A query is 128 floats; the answer is ten (slot, key) made of the sum of all of them, so a query that arrives torn is
  * noticed. Callers are threads, each with a mailbox or stream of its own, one query at a time.
@@ -42,56 +43,60 @@ __device__ float sum_of(const uint32_t *words)
 
 __device__ void give(Mailbox *box, uint32_t number, float sum)
 {
-    if (threadIdx.x == 0)
-        store_host(box->answer, piece_of(2 * kHits, number));
-    if (threadIdx.x < kHits)
-        store_host(box->answer + 1 + 2 * threadIdx.x, piece_of(static_cast<uint32_t>(sum) + threadIdx.x, number));
-    else if (threadIdx.x >= 32 && threadIdx.x < 32 + kHits)
-        store_host(box->answer + 2 + 2 * (threadIdx.x - 32), piece_of(__float_as_uint(sum), number));
+    auto word = [&](uint32_t i) {
+        return piece_of(i == 0 ? 2 * kHits : i & 1 ? static_cast<uint32_t>(sum) + i / 2 : __float_as_uint(sum), number);
+    };
+    if (threadIdx.x <= kHits)
+        store_host(box->answer + 2 * threadIdx.x, word(2 * threadIdx.x), word(2 * threadIdx.x + 1));
 }
 
 __global__ void __launch_bounds__(kThreads) echo_kernel(const MailJob job, uint32_t blocks)
 {
-    __shared__ uint32_t words[2][kFloats], taken[2];
-    const uint32_t me = blocks > 1 ? cluster_rank() : 0;
+    __shared__ uint32_t words[2][kFloats], taken[2], stop;
+    const uint32_t me = block_of_cluster(blocks);
     const uint64_t begun = nanoseconds();
+    if (threadIdx.x == 0)
+        stop = 0;
+    cluster_barrier(blocks);
     for (uint32_t number = job.first;; number++) {
         uint32_t *query = words[number & 1];
         if (me == 0) {
-            const bool got = take_mail(job, number, begun, query, kFloats);
-            for (uint32_t b = 0; b < blocks; b++) {
-                if (b > 0 && got && threadIdx.x < kFloats)
-                    store_remote(query + threadIdx.x, b, query[threadIdx.x]);
-                if (threadIdx.x == 0)
-                    store_remote(taken + (number & 1), b, got ? 1u : 0u);
-            }
+            const bool got = take_mail(job, job.boxes, number, begun, kFloats, &stop, [&](uint32_t i, uint32_t word) {
+                for (uint32_t b = 0; b < blocks; b++)
+                    store_remote(query + i, b, word);
+            });
+            if (threadIdx.x < blocks)
+                store_remote(taken + (number & 1), threadIdx.x, got ? 1u : 0u);
         }
         cluster_barrier(blocks);
         if (!taken[number & 1])
             break;
         const float sum = sum_of(query);
         if (me == 0)
-            give(job.box, number, sum);
+            give(job.boxes, number, sum);
     }
     if (me == 0 && threadIdx.x == 0)
-        store_host(&job.box->left, job.generation);
+        store_host(&job.boxes->left, job.generation);
 }
 
 /* The number of the query is whatever its first piece says. */
 __global__ void __launch_bounds__(kThreads) once_kernel(Mailbox *box)
 {
     __shared__ uint32_t words[kFloats], number;
-    if (threadIdx.x < kFloats) {
-        const Piece piece = load_host(box->query + threadIdx.x);
-        words[threadIdx.x] = static_cast<uint32_t>(piece);
+    if (threadIdx.x <= kFloats / 2) {
+        const PiecePair pair = load_host(&box->leave + 2 * threadIdx.x);
+        if (threadIdx.x > 0)
+            words[2 * threadIdx.x - 1] = static_cast<uint32_t>(pair.first);
+        if (2 * threadIdx.x < kFloats)
+            words[2 * threadIdx.x] = static_cast<uint32_t>(pair.second);
         if (threadIdx.x == 0)
-            number = piece >> 32;
+            number = pair.second >> 32;
     }
     __syncthreads();
     give(box, number, sum_of(words));
 }
 
-void launch_echo(const MailJob &job, uint32_t blocks, cudaStream_t stream)
+bool launch_echo(const MailJob &job, uint32_t blocks, cudaStream_t stream)
 {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(blocks);
@@ -104,6 +109,15 @@ void launch_echo(const MailJob &job, uint32_t blocks, cudaStream_t stream)
     config.attrs = &attribute;
     config.numAttrs = blocks > 1 ? 1 : 0;
     check(cudaLaunchKernelEx(&config, echo_kernel, job, blocks), "echo");
+    return true;
+}
+
+template <class Launch>
+bool ask_resident(Resident &resident, const uint32_t *words, uint32_t *answer, const Lease &lease, Launch launch)
+{
+    return resident.ask(
+        1, kFloats, 2 * kHits, [&](uint32_t) { return words; }, [&] { return lease; }, launch,
+        [&](uint32_t, const uint32_t *got) { std::copy_n(got, 2 * kHits, answer); });
 }
 
 struct Query {
@@ -200,7 +214,7 @@ void bench(const char *name, uint32_t callers, Make make)
     for (uint32_t t = 0; t < callers; t++)
         threads.emplace_back([&, t] {
             auto ask = make(t);
-            uint32_t answer[kMailAnswerWords];
+            uint32_t answer[2 * kHits];
             times[t].reserve(kQueries);
             ready++;
             while (ready < callers)
@@ -239,15 +253,15 @@ void expect(bool good, const char *what)
 void tests()
 {
     for (uint32_t blocks : {1u, 8u}) {
-        Resident resident;
-        uint32_t answer[kMailAnswerWords], starts = 0, wrong = 0;
+        Resident resident(1);
+        uint32_t answer[2 * kHits], starts = 0, wrong = 0;
         auto launch = [&](const MailJob &job, cudaStream_t stream) {
             starts++;
-            launch_echo(job, blocks, stream);
+            return launch_echo(job, blocks, stream);
         };
         auto ask = [&](uint32_t seed, const Lease &lease) {
             const Query query(seed);
-            wrong += !resident.ask(query.words, kFloats, lease, answer, launch) || !query.right(answer);
+            wrong += !ask_resident(resident, query.words, answer, lease, launch) || !query.right(answer);
         };
         printf("%u blocks\n", blocks);
         for (uint32_t i = 0; i < 100; i++)
@@ -307,6 +321,23 @@ void tests()
     }
 }
 
+/* Idle kernels, beside whatever else runs on the device. */
+void hold(uint32_t kernels)
+{
+    std::vector<std::unique_ptr<Resident>> residents;
+    uint32_t answer[2 * kHits];
+    const Query query(1);
+    const Lease lease = {4'000'000'000, 4'000'000'000};
+    for (uint32_t i = 0; i < kernels; i++) {
+        residents.push_back(std::make_unique<Resident>(1));
+        ask_resident(*residents.back(), query.words, answer, lease, [](const MailJob &job, cudaStream_t stream) {
+            return launch_echo(job, 8, stream);
+        });
+    }
+    for (const std::unique_ptr<Resident> &resident : residents)
+        resident->wait();
+}
+
 } // namespace
 
 int main(int argc, char **argv)
@@ -318,6 +349,10 @@ int main(int argc, char **argv)
         if (properties.major < 9) {
             printf("clusters need compute capability 9.0\n");
             return 2;
+        }
+        if (argc > 2 && std::string(argv[1]) == "--hold") {
+            hold(static_cast<uint32_t>(atoi(argv[2])));
+            return 0;
         }
         tests();
         if (!only_tests)
@@ -331,11 +366,11 @@ int main(int argc, char **argv)
                               });
                 for (uint32_t blocks : {1u, 4u, 8u})
                     bench(("resident " + std::to_string(blocks)).c_str(), callers, [&](uint32_t) {
-                        return [own = std::make_shared<Resident>(), blocks](const uint32_t *words, uint32_t *answer) {
-                            if (!own->ask(words, kFloats, kLease, answer,
-                                          [&](const MailJob &job, cudaStream_t stream) {
-                                              launch_echo(job, blocks, stream);
-                                          }))
+                        return [own = std::make_shared<Resident>(1), blocks](const uint32_t *words, uint32_t *answer) {
+                            if (!ask_resident(*own, words, answer, kLease,
+                                              [&](const MailJob &job, cudaStream_t stream) {
+                                                  return launch_echo(job, blocks, stream);
+                                              }))
                                 fail(Status::DeviceError, "no answer");
                         };
                     });
