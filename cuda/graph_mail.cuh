@@ -24,14 +24,15 @@ __host__ __device__ constexpr uint32_t graph_mail_words(uint32_t dimensions, uin
 
 template <class Kernel, int kRegisters>
 __global__ void __launch_bounds__(kMailThreads, 1)
-    graph_mail_kernel(const __grid_constant__ BlockArguments given, const __grid_constant__ MailJob job, uint32_t blocks)
+    graph_mail_kernel(const __grid_constant__ BlockArguments given, const __grid_constant__ MailJob job,
+                      uint32_t blocks)
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
     __shared__ uint32_t taken[2], stop, found;
     const uint32_t dimensions = given.graph.rows.dimensions, k = given.graph.k;
-    uint32_t *places = dynamic + graph_block_words(Kernel::storage, given.graph.rows.pieces, k, given.graph.bits != nullptr,
-                                                   given.graph.parents, given.graph.degree, blocks,
-                                                   WarpList<kRegisters>::kCapacity);
+    uint32_t *places =
+        dynamic + graph_block_words(Kernel::storage, given.graph.rows.pieces, k, given.graph.bits != nullptr,
+                                    given.graph.parents, given.graph.degree, blocks, WarpList<kRegisters>::kCapacity);
     uint32_t *hits = places + 2 * ((dimensions + 3) / 4 * 4);
     BlockArguments arguments = given;
     arguments.graph.hits = reinterpret_cast<Hit *>(hits);
@@ -58,8 +59,8 @@ __global__ void __launch_bounds__(kMailThreads, 1)
         cluster_barrier(blocks);
         if (!taken[number & 1])
             break;
-        graph_block_search<Kernel, kRegisters, kMailThreads>(arguments, 0, reinterpret_cast<const float *>(words), blocks,
-                                                             dynamic);
+        graph_block_search<Kernel, kRegisters, kMailThreads>(arguments, 0, reinterpret_cast<const float *>(words),
+                                                             blocks, dynamic);
         if (me == 0 && threadIdx.x < 32) {
             const uint32_t n = found == kOverflow ? 0 : 2 * found; /* words */
             const uint32_t ns = static_cast<uint32_t>(nanoseconds() - came);
@@ -94,8 +95,8 @@ struct MailLauncher {
     template <class Kernel, int kRegisters>
     void go()
     {
-        const size_t words = graph_block_words(Kernel::storage, job.rows.pieces, job.k, job.bits != nullptr, job.parents,
-                                               job.degree, shape.blocks, WarpList<kRegisters>::kCapacity) +
+        const size_t words = graph_block_words(Kernel::storage, job.rows.pieces, job.k, job.bits != nullptr,
+                                               job.parents, job.degree, shape.blocks, WarpList<kRegisters>::kCapacity) +
                              graph_mail_words(job.rows.dimensions, job.k);
         const size_t bytes = words * sizeof(uint32_t);
         *fits = bytes + kStaticShared <= machine.shared_per_block;

@@ -107,10 +107,7 @@ public:
     }
 
     /* Whether a kernel is there that takes more queries. */
-    bool here() const
-    {
-        return here_.load(std::memory_order_relaxed) && !has_left();
-    }
+    bool here() const { return here_.load(std::memory_order_relaxed) && !has_left(); }
 
     void dismiss();
 
@@ -152,8 +149,7 @@ private:
 
     static uint64_t now()
     {
-        return std::chrono::duration_cast<std::chrono::nanoseconds>(
-                   std::chrono::steady_clock::now().time_since_epoch())
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
             .count();
     }
 
@@ -166,7 +162,7 @@ private:
     std::vector<Answer> answers_;
     std::vector<uint32_t> words_;
     cudaStream_t stream_ = nullptr;
-    uint32_t number_ = 0; /* of the last query */
+    uint32_t number_ = 0;           /* of the last query */
     std::atomic<bool> here_{false}; /* started, and not known to have left */
     bool stays_ = false;            /* for more than one query */
     bool broken_ = false;

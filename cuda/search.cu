@@ -187,8 +187,9 @@ private:
         }
         auto words = [&](uint32_t q) { return reinterpret_cast<const uint32_t *>(queries[q].query); };
         auto lease = [&] {
-            const bool soon = begin - device.last_single_ns.load(std::memory_order_relaxed) < kLease.idle;
-            return count_ == 1 && soon && device.batches.load() == 0 && device.residents.may_stay() ? kLease : kNoLease;
+            const bool soon = begin < device.last_single_ns.load(std::memory_order_relaxed) + kLease.idle;
+            const bool stay = count_ == 1 && soon && device.batches.load() == 0 && device.residents.may_stay();
+            return stay ? kLease : kNoLease;
         };
         auto launch = [&](const MailJob &mail, cudaStream_t stream) {
             const Storage storage = storage_;

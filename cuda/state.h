@@ -87,9 +87,9 @@ struct DeviceStream {
     cuda::DeviceBuffer<unsigned char> staging;
     cuda::FlatWorkspace flat;
 
-    cuda::Resident resident{1};                  /* for one query of a graph */
+    cuda::Resident resident{1};                /* for one query of a graph */
     cuda::Resident mail{cuda::kMappedQueries}; /* for a few, without a kernel that stays */
-    ResidentJob serving{};                       /* what the resident kernel was started for */
+    ResidentJob serving{};                     /* what the resident kernel was started for */
 
     explicit DeviceStream(Device *device);
     ~DeviceStream();

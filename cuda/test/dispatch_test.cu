@@ -238,8 +238,7 @@ void bench(const char *name, uint32_t callers, Make make)
     std::sort(all.begin(), all.end());
     auto at = [&](double share) { return all[static_cast<size_t>(share * (all.size() - 1))]; };
     printf("%-12s %2u callers: p50 %6.2f  p90 %6.2f  p99 %6.2f  p99.9 %7.2f us, %.2f M/s%s\n", name, callers, at(0.5),
-           at(0.9), at(0.99), at(0.999), callers * double(kQueries - kWarm) / span,
-           wrong ? ", WRONG ANSWERS" : "");
+           at(0.9), at(0.99), at(0.999), callers * double(kQueries - kWarm) / span, wrong ? ", WRONG ANSWERS" : "");
     fflush(stdout);
     failures += wrong != 0;
 }
@@ -330,9 +329,8 @@ void hold(uint32_t kernels)
     const Lease lease = {4'000'000'000, 4'000'000'000};
     for (uint32_t i = 0; i < kernels; i++) {
         residents.push_back(std::make_unique<Resident>(1));
-        ask_resident(*residents.back(), query.words, answer, lease, [](const MailJob &job, cudaStream_t stream) {
-            return launch_echo(job, 8, stream);
-        });
+        ask_resident(*residents.back(), query.words, answer, lease,
+                     [](const MailJob &job, cudaStream_t stream) { return launch_echo(job, 8, stream); });
     }
     for (const std::unique_ptr<Resident> &resident : residents)
         resident->wait();
@@ -359,8 +357,10 @@ int main(int argc, char **argv)
             for (uint32_t callers : {1u, 16u}) {
                 for (bool graph : {false, true})
                     for (bool poll : {false, true})
-                        bench(graph ? poll ? "graph poll" : "graph" : poll ? "poll" : "synchronise", callers,
-                              [&](uint32_t) {
+                        bench(graph  ? poll ? "graph poll" : "graph"
+                              : poll ? "poll"
+                                     : "synchronise",
+                              callers, [&](uint32_t) {
                                   return [own = std::make_shared<Launcher>(graph, poll)](
                                              const uint32_t *words, uint32_t *answer) { own->ask(words, answer); };
                               });
