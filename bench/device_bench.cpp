@@ -3,11 +3,13 @@
  *
  *   device_bench DEVICE.so [--base FILE --query FILE] [--rows N] [--dimensions D] [--queries N]
  *                [--storages f32,f16,bf16,i8] [--exact] [--graph] [--ef 40,64,...] [--k 10,100] [--batches 1,16,...]
- *                [--m M] [--graph-file FILE] [--cosine | --ip] [--normalise] [--check] [--self] [--filter SHARE] [--calls N] [--forms]
+ *                [--m M] [--graph-file FILE] [--cosine | --ip] [--normalise] [--check] [--self] [--filter SHARE]
+ *                [--calls N] [--forms] [--latency]
  *
  * Files are .u8bin or .fbin (bench/README.md). Without files the rows are made up: 10,000 clusters of a 16-d latent space. The graph is the one that CREATE INDEX
  * builds (core/build.h); --graph-file keeps it for the next run over the same rows. Truth is the device's exact search, itself held against double for some queries with --check.
  * --forms prints what the engine would measure of the mirror (engine/cost_model.h) and decide, three times.
+ * --latency: wall times of single graph queries: one caller with pauses, several callers, one beside large batches.
  * Times: "kernel" is the device's own (from the start of the first kernel to the end of the last), "wall" is the whole
  * call with copies in both directions; medians of several calls.
  */
@@ -17,6 +19,7 @@
 #include "engine/device.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -297,6 +300,72 @@ bool same(const Answer &a, const Answer &b, uint32_t count)
     return true;
 }
 
+/* One caller with a stream of its own: single queries with pauses, until `stop`, or each once. Wall times, sorted. */
+std::vector<double> ask_singles(DeviceMirror *mirror, const Set &queries, BatchParams params, const Answer &expected,
+                                uint32_t first, uint32_t count, double pause, const std::atomic<bool> *stop)
+{
+    DeviceStream *own;
+    char problem[kErrorBytes];
+    must(api->stream_open(device, &own, problem), "stream");
+    std::vector<double> wall;
+    std::vector<Hit> hits(params.k);
+    uint32_t found = 0, wrong = 0;
+    for (uint32_t i = 0; stop ? !*stop : i < count; i++) {
+        const uint32_t q = (first + i) % queries.n;
+        BatchQuery query = {queries.at(q), hits.data(), &found};
+        BatchTimes times;
+        for (double until = seconds() + pause; seconds() < until;)
+            ;
+        double start = seconds();
+        must(api->search(own, mirror, &params, &query, 1, nullptr, nullptr, &times, problem), problem);
+        wall.push_back((seconds() - start) * 1e6);
+        wrong += found != expected.counts[q] ||
+                 memcmp(hits.data(), expected.hits.data() + size_t(q) * params.k, found * sizeof(Hit)) != 0;
+    }
+    api->stream_close(own);
+    if (wrong)
+        printf("    %u DIFFERENT ANSWERS\n", wrong);
+    std::sort(wall.begin(), wall.end());
+    return wall;
+}
+
+void print_wall(const char *what, double value, const std::vector<double> &wall)
+{
+    printf("    %s %3.0f: wall p50 %7.1f us, p90 %7.1f us, p99 %7.1f us, %zu queries\n", what, value,
+           wall[wall.size() / 2], wall[wall.size() * 9 / 10], wall[wall.size() * 99 / 100], wall.size());
+    fflush(stdout);
+}
+
+void latency(DeviceMirror *mirror, const Set &queries, BatchParams params, const Answer &expected)
+{
+    for (double pause : {0.0, 100.0, 400.0, 1500.0})
+        print_wall("one caller, pause", pause,
+                   ask_singles(mirror, queries, params, expected, 0, pause > 1000 ? 300 : 2000, pause * 1e-6, nullptr));
+    for (uint32_t callers : {2u, 4u}) {
+        std::vector<std::vector<double>> walls(callers);
+        std::vector<std::thread> threads;
+        for (uint32_t t = 0; t < callers; t++)
+            threads.emplace_back(
+                [&, t] { walls[t] = ask_singles(mirror, queries, params, expected, t * 1000, 2000, 0, nullptr); });
+        for (std::thread &thread : threads)
+            thread.join();
+        std::vector<double> all;
+        for (const std::vector<double> &wall : walls)
+            all.insert(all.end(), wall.begin(), wall.end());
+        std::sort(all.begin(), all.end());
+        print_wall("callers", callers, all);
+    }
+    const uint32_t most = expected.counts.size();
+    printf("    batch %u alone: wall %.1f us\n", most, ask(mirror, queries, most, most, params, 12).wall_us);
+    std::atomic<bool> stop{false};
+    std::vector<double> wall;
+    std::thread beside([&] { wall = ask_singles(mirror, queries, params, expected, 0, 0, 0, &stop); });
+    printf("    batch %u beside singles: wall %.1f us\n", most, ask(mirror, queries, most, most, params, 12).wall_us);
+    stop = true;
+    beside.join();
+    print_wall("beside it, callers", 1, wall);
+}
+
 /* Rows that precede the k-th hit in double must be k - 1, up to what float32 may lose. */
 void check_exact(const Encoded &rows, uint32_t n, uint32_t dimensions, Metric metric, const Set &queries,
                  const Answer &answer)
@@ -378,7 +447,7 @@ int main(int argc, char **argv)
 {
     const char *object = nullptr, *base = nullptr, *query = nullptr, *graph_file = nullptr, *storages = "f32";
     uint32_t n = 1000000, dimensions = 128, m = 16;
-    bool exact = false, graph = false, forms = false, check = false, self = false, normalise = false;
+    bool exact = false, graph = false, forms = false, check = false, self = false, normalise = false, single = false;
     uint32_t asked = 10000, calls = 0;
     double share = 0;
     Metric metric = Metric::L2;
@@ -428,6 +497,8 @@ int main(int argc, char **argv)
             forms = true;
         else if (word == "--check")
             check = true;
+        else if (word == "--latency")
+            single = true;
         else
             object = argv[i];
     }
@@ -546,6 +617,8 @@ int main(int argc, char **argv)
                            same(all, answer, count) ? ", same rows" : ", DIFFERENT ROWS");
                     fflush(stdout);
                 }
+                if (single)
+                    latency(mirror, queries, params, all);
             }
         if (self && graph) {
             /* Stored rows as queries: the row itself or an equal one must come first. */

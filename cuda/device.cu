@@ -22,10 +22,12 @@ DeviceStream::DeviceStream(Device *owner) : device(owner)
     radix.allocate(1);
     check(cudaMemsetAsync(counters.data(), 0, 4 * sizeof(uint32_t), stream), "stream workspace");
     check(cudaStreamSynchronize(stream), "stream workspace");
+    device->residents.add(&resident);
 }
 
 DeviceStream::~DeviceStream()
 {
+    device->residents.remove(&resident);
     if (stream) {
         cudaStreamSynchronize(stream);
         cudaStreamDestroy(stream);
@@ -118,6 +120,7 @@ Status api_stream_open(Device *device, DeviceStream **stream, char *error)
 {
     return guarded(error, [&] {
         select(device);
+        const Residents::Away away(device->residents);
         *stream = new DeviceStream(device);
     });
 }
@@ -126,6 +129,7 @@ void api_stream_close(DeviceStream *stream)
 {
     guarded(nullptr, [&] {
         select(stream->device);
+        const Residents::Away away(stream->device->residents);
         delete stream;
     });
 }
@@ -155,6 +159,7 @@ Status api_mirror_create(Device *device, const MirrorShape *shape, DeviceMirror 
 {
     return guarded(error, [&] {
         select(device);
+        const Residents::Away away(device->residents);
         *mirror = create_mirror(device, *shape);
     });
 }
@@ -163,6 +168,7 @@ void api_mirror_drop(DeviceMirror *mirror)
 {
     guarded(nullptr, [&] {
         select(mirror->device);
+        const Residents::Away away(mirror->device->residents);
         delete mirror;
     });
 }
@@ -180,6 +186,7 @@ Status api_mirror_commit(DeviceStream *stream, DeviceMirror *mirror, const Mirro
 {
     return guarded(error, [&] {
         select(mirror->device);
+        const Residents::Away away(mirror->device->residents);
         commit_mirror(*stream, *mirror, *state);
     });
 }

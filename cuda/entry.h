@@ -13,24 +13,23 @@
 
 namespace vecgpu::cuda {
 
-constexpr uint32_t kPivots = 1024;
-
 /* Immutable once made. */
 struct Pivots {
-    uint32_t count; /* at most kPivots; the arrays are padded to kPivots */
-    uint32_t dimensions;
+    uint32_t groups;              /* of 4 dimensions */
     float factor;                 /* key = bias + factor x dot */
-    DeviceBuffer<float> columns;  /* dimensions x kPivots */
-    DeviceBuffer<float> bias;     /* kPivots; NaN behind `count` */
+    DeviceBuffer<float4> columns; /* groups x kPivots; zeros behind the last dimension */
+    DeviceBuffer<float> bias;     /* kPivots; NaN where there is no pivot */
     DeviceBuffer<uint32_t> slots; /* kPivots */
+
+    PivotView view() const { return {columns.data(), bias.data(), slots.data(), factor, groups}; }
 };
 
-/* Copies the rows of `slots` out of the mirror. Blocks. */
+/* Copies the rows of at most kPivots `slots` out of the mirror. Blocks. */
 void make_pivots(Pivots *pivots, Storage storage, const Rows &rows, const std::vector<uint32_t> &slots,
                  cudaStream_t stream);
 
 /* entries[q * kEntries + i], kNone where there is none. Also zeroes *ticket. */
-void launch_entry(const Machine &machine, const Pivots &pivots, const float *queries, uint32_t count, uint32_t *entries,
-                  uint32_t *ticket, cudaStream_t stream);
+void launch_entry(const Machine &machine, const PivotView &pivots, uint32_t dimensions, const float *queries,
+                  uint32_t count, uint32_t *entries, uint32_t *ticket, cudaStream_t stream);
 
 } // namespace vecgpu::cuda

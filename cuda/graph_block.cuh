@@ -3,18 +3,37 @@
  *
  * The rule of the rounds is that of graph_warp.cuh, so are the rows that come out. A node belongs to one block of the
  * cluster, by a hash of its id: that block has it in its part of the visited set and computes its key. Words that may
- * enter the list are stored into a box in the shared memory of every block; after one cluster barrier every block for
- * itself sorts them (by counting, all threads) and merges them into its copy of the list, which is in the registers of
- * its first warp; that warp picks the next parents. Boxes are filled from the front by each block and hold kNoWord
- * elsewhere, so no counts travel; there are two in turn, which makes one barrier a round enough.
+ * enter the list are stored into a box in the shared memory of every block; after one cluster barrier every block goes
+ * on for itself, all with the same data:
+ *   1. New words and the best open nodes of the list so far are ranked by counting, all threads; the first of them are
+ *      the parents of the round. This does not wait for the list.
+ *   2. The links of the parents are read. While they are on their way all threads merge the new words into the block's
+ *      copy of the list: every word finds its place by a binary search.
+ *   3. Ids that belong to the block and are new to it are collected, then their keys are computed by all warps in equal
+ *      shares: what a hash leaves uneven between warps would cost a second memory latency.
+ * Words that may be doubles (ids that the visited set had no room for) take a slower way, by one warp.
+ * A search prepares its query and finds its entries itself, unless they are given.
  */
 #pragma once
 
+#include "cluster.cuh"
+#include "entry.cuh"
 #include "graph_warp.cuh"
+#include "query.cuh"
+
+#include <algorithm>
 
 namespace vecgpu::cuda {
 
 constexpr int kBlockBucketBits = 10;
+constexpr uint32_t kMaxBlocks = 8;          /* of a cluster */
+constexpr uint32_t kStaticShared = 7 << 10; /* bytes, beside the dynamic shared memory: a bound */
+
+struct BlockArguments {
+    GraphArguments graph;
+    const float *raw; /* count x dimensions; null: they came with the launch */
+    PivotView pivots;
+};
 
 /* Places of one block in a box: all links of a round may belong to it. */
 __host__ __device__ constexpr uint32_t box_places(uint32_t parents, uint32_t degree)
@@ -22,13 +41,19 @@ __host__ __device__ constexpr uint32_t box_places(uint32_t parents, uint32_t deg
     return parents * degree > kEntries ? parents * degree : kEntries;
 }
 
-template <class Kernel>
-__host__ __device__ constexpr uint32_t graph_block_words(uint32_t pieces, uint32_t k, bool bits, uint32_t parents,
-                                                         uint32_t degree, uint32_t blocks, uint32_t threads)
+/* 16-byte pieces of a query in shared memory: with components of the fine kernel, for the scan of the pivots. */
+__host__ __device__ constexpr uint32_t block_query_pieces(Storage storage, uint32_t pieces)
 {
-    return VisitedSet<kBlockBucketBits>::kWords + Kernel::kVectors * pieces * 4 +
-           2 * 2 * blocks * box_places(parents, degree) + 2 * 2 * box_places(parents, degree) + threads + kMaxParents +
-           (bits ? (2 * k + 3) / 4 * 4 : 0);
+    return query_pieces(storage, pieces) - 1;
+}
+
+__host__ __device__ constexpr uint32_t graph_block_words(Storage storage, uint32_t pieces, uint32_t k, bool bits,
+                                                         uint32_t parents, uint32_t degree, uint32_t blocks,
+                                                         uint32_t capacity)
+{
+    const uint32_t places = box_places(parents, degree);
+    return VisitedSet<kBlockBucketBits>::kWords + block_query_pieces(storage, pieces) * 4 + 2 * 2 * blocks * places +
+           2 * 2 * places + 2 * 2 * capacity + places + (bits ? (2 * k + 3) / 4 * 4 : 0);
 }
 
 __device__ __forceinline__ uint32_t mix_id(uint32_t x)
@@ -39,306 +64,475 @@ __device__ __forceinline__ uint32_t mix_id(uint32_t x)
     return x;
 }
 
-/* The shared memory of one's own block, seen from another block of the cluster. */
-__device__ __forceinline__ void store_remote(Word *own, uint32_t block, Word word)
+/* The kernel that computes hits again, for a storage whose graph kernel is coarse. */
+template <class Kernel>
+struct FineKernel;
+
+template <Storage kStorage, bool kDot, bool kShort, bool kFine, int kFlight>
+struct FineKernel<RowKernel<kStorage, kDot, kShort, kFine, kFlight>> {
+    using type = RowKernel<kStorage, kDot, kShort, true, kFlight>;
+};
+
+/* How many of `count` ascending words come before `word`. */
+__device__ __forceinline__ uint32_t words_before(const Word *words, uint32_t count, Word word)
 {
-#if __CUDA_ARCH__ >= 900
-    uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(own)), remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
-    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(remote), "l"(word) : "memory");
-#endif
+    uint32_t low = 0;
+    while (count > 0) {
+        const uint32_t half = count / 2;
+        if (words[low + half] < word) {
+            low += half + 1;
+            count -= half + 1;
+        } else {
+            count = half;
+        }
+    }
+    return low;
 }
 
-__device__ __forceinline__ void cluster_barrier(uint32_t blocks)
+/*
+ * By one warp: `count` new words, of which those with their lowest bit set may be doubles, into the list `members` of
+ * ef; then the best `width` open nodes are marked as expanded and named in `parents`.
+ */
+template <int kRegisters>
+__device__ __noinline__ void merge_doubles(Word *members, uint32_t ef, const Word *words, uint32_t count,
+                                           uint32_t width, uint32_t *parents)
 {
-#if __CUDA_ARCH__ >= 900
-    if (blocks > 1) {
-        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-        return;
+    const int lane = threadIdx.x & 31;
+    WarpList<kRegisters> list;
+#pragma unroll
+    for (int r = 0; r < kRegisters; r++)
+        list.v[r] = members[r * 32 + lane];
+    auto enter = [&](Word word) {
+        list.merge(word);
+        list.truncate(ef);
+    };
+    for (uint32_t first = 0; first < count; first += 32) {
+        const Word word = first + lane < count ? words[first + lane] : kNoWord;
+        const bool suspect = word != kNoWord && (word & 1);
+        enter(suspect ? kNoWord : word);
+        for (uint32_t m = __ballot_sync(kFullWarp, suspect); m; m &= m - 1) {
+            const Word x = __shfl_sync(kFullWarp, word, __ffs(m) - 1) & ~1ull;
+            bool there = false;
+#pragma unroll
+            for (int r = 0; r < kRegisters; r++)
+                there |= (list.v[r] | 1) == (x | 1);
+            if (!__any_sync(kFullWarp, there))
+                enter(lane == 0 ? x : kNoWord);
+        }
     }
-#endif
+    uint32_t n = 0;
+#pragma unroll
+    for (int r = 0; r < kRegisters; r++) {
+        const bool open = !(static_cast<uint32_t>(list.v[r]) & 1);
+        const uint32_t m = __ballot_sync(kFullWarp, open), rank = n + __popc(m & ((1u << lane) - 1));
+        if (open && rank < width) {
+            parents[rank] = static_cast<uint32_t>(list.v[r]) >> 1;
+            list.v[r] |= 1;
+        }
+        n += __popc(m);
+        members[r * 32 + lane] = list.v[r];
+    }
+}
+
+/*
+ * Query number q, whose floats are at `raw`, by a whole cluster of `blocks` blocks (a power of two, at most kMaxBlocks)
+ * of kBlockThreads threads; `dynamic` has graph_block_words(). Every thread of the cluster calls, again and again if it
+ * likes.
+ */
+template <class Kernel, int kRegisters, int kBlockThreads>
+__device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, const float *raw, uint32_t blocks,
+                                   uint32_t *dynamic)
+{
+    const GraphArguments &a = arguments.graph;
+    using Visited = VisitedSet<kBlockBucketBits>;
+    constexpr uint32_t kCapacity = WarpList<kRegisters>::kCapacity, kWarps = kBlockThreads / 32;
+    const uint32_t places = box_places(a.parents, a.degree), pieces = a.rows.pieces;
+    uint32_t *table = dynamic;
+    uint4 *query = reinterpret_cast<uint4 *>(table + Visited::kWords);
+    Word *boxes =
+        reinterpret_cast<Word *>(query + block_query_pieces(Kernel::storage, pieces)); /* [2][blocks][places] */
+    Word *gathered = boxes + 2 * blocks * places; /* the words of a box, without gaps */
+    Word *sorted = gathered + places;
+    Word *members = sorted + places, *merged = members + kCapacity; /* the list; the next one */
+    uint32_t *todo = reinterpret_cast<uint32_t *>(merged + kCapacity);
+    Word *valid = reinterpret_cast<Word *>(todo + places); /* only with bits */
+    __shared__ float chains[kChains * kPivots / 4];
+    __shared__ Word open[kMaxParents];                       /* the best of the list that are not expanded */
+    __shared__ uint32_t open_places[kMaxParents];            /* where they are in it */
+    __shared__ uint8_t expands[kCapacity];                   /* 1: this round expands this one of the list */
+    __shared__ uint32_t parents[kMaxParents];                /* kNone behind the last one */
+    __shared__ __align__(16) uint32_t filled[3][kMaxBlocks]; /* words in a box, by sender */
+    __shared__ uint32_t untracked[3];                        /* a word of the box may be a double */
+    __shared__ uint32_t found_entries[kEntries];
+    __shared__ uint32_t open_count, todo_count;
+    __shared__ Word valid_worst;
+
+    const uint32_t me = block_of_cluster(blocks), tid = threadIdx.x, warp = tid / 32;
+    const int lane = tid & 31;
+    const uint32_t before = (1u << lane) - 1;
+    const bool narrow = Visited::narrow(a.nodes);
+    Hit *hits = a.hits + static_cast<size_t>(q) * a.k;
+    auto owns = [&](uint32_t id) { return (mix_id(id) & (blocks - 1)) == me; };
+
+    for (uint32_t i = tid; i < Visited::kWords / 4; i += kBlockThreads)
+        reinterpret_cast<uint4 *>(table)[i] = make_uint4(0, 0, 0, 0);
+    for (uint32_t i = tid; i < kCapacity; i += kBlockThreads) {
+        members[i] = merged[i] = kNoWord;
+        expands[i] = 0;
+    }
+    if (a.bits)
+        for (uint32_t i = tid; i < a.k; i += kBlockThreads)
+            valid[i] = kNoWord;
+    if (tid < kMaxParents)
+        parents[tid] = kNone;
+    if (tid < 3 * kMaxBlocks)
+        filled[tid / kMaxBlocks][tid % kMaxBlocks] = 0;
+    if (tid < 3)
+        untracked[tid] = 0;
+    if (tid == 0) {
+        open_count = todo_count = 0;
+        valid_worst = kNoWord;
+    }
+    cluster_arrive(blocks); /* others may write here from now on */
+    QueryHead head = {};
+    if (Kernel::storage == Storage::Int8 || a.rows.metric == Metric::Cosine)
+        head = query_head(raw, a.rows.dimensions);
+    query_components(Kernel::storage, raw, a.rows.dimensions, pieces, head.step, query, tid, kBlockThreads);
+    __syncthreads();
+
+    /* Words to all blocks, into the box of the coming round. */
+    auto send = [&](Word word, bool enters, uint32_t turn, uint32_t phase) {
+        const uint32_t some = __ballot_sync(kFullWarp, enters);
+        if (!some)
+            return;
+        uint32_t at = 0;
+        if (lane == 0)
+            at = atomicAdd(&filled[phase][me], __popc(some));
+        at = __shfl_sync(kFullWarp, at, 0) + __popc(some & before);
+        Word *place = boxes + (turn * blocks + me) * places + at;
+        if (blocks == 1) {
+            if (enters) {
+                *place = word;
+                if (word & 1)
+                    untracked[phase] = 1;
+            }
+            return;
+        }
+        if (static_cast<uint32_t>(lane) < blocks && static_cast<uint32_t>(lane) != me)
+            add_remote(&filled[phase][me], lane, __popc(some));
+        if (enters)
+            for (uint32_t b = 0; b < blocks; b++)
+                store_remote(place, b, word);
+    };
+
+    /* Entries: every block finds those of its classes. */
+    const uint32_t classes = kEntries / blocks;
+    if (a.entries) {
+        if (tid < classes)
+            found_entries[tid] = __ldg(a.entries + static_cast<size_t>(q) * kEntries + me * classes + tid);
+    } else {
+        const PivotView &pivots = arguments.pivots;
+        const uint32_t per = kPivots / blocks, chain = chain_groups(pivots.groups);
+        const uint4 *fine = query + fine_offset(Kernel::storage, pieces);
+        constexpr uint32_t kVectors = fine_vectors(Kernel::storage);
+        auto one_chain = [&](uint32_t p, uint32_t c) {
+            float sum = 0;
+            const uint32_t end = min((c + 1) * chain, pivots.groups);
+#pragma unroll 8
+            for (uint32_t g = c * chain; g < end; g++) {
+                const float4 x = __ldg(pivots.columns + static_cast<size_t>(g) * kPivots + p);
+                const uint4 y = fine[g % kVectors * pieces + g / kVectors];
+                sum = chain_add(sum, x,
+                                make_float4(__uint_as_float(y.x), __uint_as_float(y.y), __uint_as_float(y.z),
+                                            __uint_as_float(y.w)));
+            }
+            return sum;
+        };
+        /* Threads for each chain of a pivot, as far as there are threads; per is at most a quarter of the pivots then. */
+        const bool split = per * kChains <= 2 * kBlockThreads;
+        if (split) {
+            for (uint32_t i = tid; i < per * kChains; i += kBlockThreads)
+                chains[i] = one_chain(me * per + i % per, i / per);
+            __syncthreads();
+        }
+        for (uint32_t i = tid; i < per; i += kBlockThreads) {
+            float dot = 0;
+            for (uint32_t c = 0; c < kChains; c++)
+                dot += split ? chains[c * per + i] : one_chain(me * per + i, c);
+            const uint32_t slot = class_entry(pivots, me * per + i, dot);
+            if (lane == 0)
+                found_entries[i / kClassPivots] = slot;
+        }
+    }
+    __syncthreads();
+    cluster_wait(blocks);
+    if (warp == 0) {
+        uint32_t slot = lane < classes ? found_entries[lane] : kNone;
+        const bool real = slot < a.nodes;
+        const uint32_t m = __ballot_sync(kFullWarp, real);
+        const int n = __popc(m);
+        __syncwarp();
+        if (real)
+            found_entries[__popc(m & before)] = slot;
+        __syncwarp();
+        slot = found_entries[min(lane, max(n - 1, 0))];
+        if (n > 0) {
+            const uint32_t order = order_of(Kernel::keys(a.rows, query, head, slot, n));
+            send(static_cast<Word>(order) << 32 | slot << 1, lane < n, 0, 0);
+        }
+    }
+
+    /* One warp: the best of the list that are open, for the next round. */
+    auto publish_open = [&](uint32_t most) {
+        uint32_t n = 0;
+        for (uint32_t first = 0; first < kCapacity && n < most; first += 32) {
+            const Word x = members[first + lane];
+            const bool is_open = !(static_cast<uint32_t>(x) & 1);
+            const uint32_t m = __ballot_sync(kFullWarp, is_open), rank = n + __popc(m & before);
+            if (is_open && rank < most) {
+                open[rank] = x;
+                open_places[rank] = first + lane;
+            }
+            n += __popc(m);
+        }
+        if (lane == 0)
+            open_count = min(n, most);
+    };
+
+    /* All threads: `count` words in sorted, and the list, to the next list. Its tail is empty: lists do not shrink. */
+    auto merge = [&](uint32_t count) {
+        for (uint32_t i = tid; i < kCapacity + count; i += kBlockThreads) {
+            Word x;
+            uint32_t place;
+            if (i < kCapacity) {
+                x = members[i];
+                if (x == kNoWord)
+                    continue;
+                x |= expands[i];
+                expands[i] = 0;
+                place = i + words_before(sorted, count, x);
+            } else {
+                x = sorted[i - kCapacity];
+                place = i - kCapacity + words_before(members, a.ef, x);
+            }
+            if (place < a.ef)
+                merged[place] = x;
+        }
+        Word *const last = members;
+        members = merged;
+        merged = last;
+    };
+
+    /* One warp: those that may be returned into their list. */
+    auto merge_valid = [&](const Word *words, uint32_t count) {
+        for (uint32_t first = 0; first < count; first += 32) {
+            const Word word = first + lane < count ? words[first + lane] : kNoWord;
+            const uint32_t slot = static_cast<uint32_t>(word) >> 1;
+            const Word hit = (word >> 32) << 32 | slot;
+            const bool good = word != kNoWord && hit < valid[a.k - 1] && (__ldg(a.bits + slot / 32) >> (slot & 31) & 1);
+            for (uint32_t g = __ballot_sync(kFullWarp, good); g; g &= g - 1)
+                warp_insert_shared(valid, a.k, __shfl_sync(kFullWarp, hit, __ffs(g) - 1));
+        }
+        if (lane == 0)
+            valid_worst = valid[a.k - 1];
+    };
+
+    /* The first cell of a round that this thread looks at. */
+    const int log_blocks = __ffs(static_cast<int>(blocks)) - 1;
+    const uint32_t sender = warp & (blocks - 1); /* whose words this warp gathers */
+    const uint32_t first_parent = tid / a.degree, first_cell = tid % a.degree;
+    uint32_t turn = 0, phase = 0;
+    for (uint32_t round = 0;; round++) {
+        cluster_arrive(blocks);
+        cluster_wait(blocks);
+        const uint32_t width = round_width(a, round);
+        const Word *box = boxes + turn * blocks * places, *words = box;
+        uint32_t count = filled[phase][0];
+        if (blocks > 1) {
+            uint32_t offset = 0, part[kMaxBlocks];
+            *reinterpret_cast<uint4 *>(part) = *reinterpret_cast<const uint4 *>(filled[phase]);
+            *reinterpret_cast<uint4 *>(part + 4) = *reinterpret_cast<const uint4 *>(filled[phase] + 4);
+            count = 0;
+            uint32_t held = 0;
+#pragma unroll
+            for (uint32_t b = 0; b < kMaxBlocks; b++) {
+                offset = b == sender ? count : offset;
+                held = b == sender ? part[b] : held;
+                count += part[b];
+            }
+            for (uint32_t i = (warp >> log_blocks) * 32 + lane; i < held; i += kBlockThreads >> log_blocks) {
+                const Word word = box[sender * places + i];
+                gathered[offset + i] = word;
+                if (word & 1)
+                    untracked[phase] = 1;
+            }
+            words = gathered;
+        }
+        if (tid == 0)
+            todo_count = 0;
+        if (tid < kMaxBlocks)
+            filled[(phase + 2) % 3][tid] = 0; /* for the box after the coming one */
+        if (tid == kMaxBlocks)
+            untracked[(phase + 2) % 3] = 0;
+        if (blocks > 1)
+            __syncthreads();
+        const bool doubles = untracked[phase];
+        if (!doubles) {
+            const uint32_t opens = open_count, all = count + opens;
+            int shift = 0; /* 2^shift threads count for one word */
+            while (shift < 3 && (all << (shift + 1)) <= kBlockThreads)
+                shift++;
+            const uint32_t step = 1u << shift, sub = tid & (step - 1);
+            for (uint32_t i = tid >> shift; (i & ~(31u >> shift)) < all; i += kBlockThreads >> shift) {
+                const Word mine = i < count ? words[i] : i < all ? open[i - count] : kNoWord;
+                uint32_t less = 0, less_open = 0;
+#pragma unroll 4
+                for (uint32_t j = sub; j < count; j += step)
+                    less += words[j] < mine;
+                for (uint32_t j = sub; j < opens; j += step)
+                    less_open += open[j] < mine;
+                uint32_t both = less | less_open << 16;
+                for (uint32_t s = step >> 1; s; s >>= 1)
+                    both += __shfl_xor_sync(kFullWarp, both, s);
+                less = both & 0xffff;
+                const uint32_t rank = less + (both >> 16);
+                if (sub == 0 && i < all) {
+                    /* Among the ef best: fewer than ef - less of the list come before it. */
+                    const bool expand = rank < width && less < a.ef && members[a.ef - 1 - less] >= mine;
+                    if (expand)
+                        parents[rank] = static_cast<uint32_t>(mine) >> 1;
+                    if (i < count)
+                        sorted[less] = mine | expand;
+                    else if (expand)
+                        expands[open_places[i - count]] = 1;
+                }
+            }
+        } else if (warp == 0) {
+            merge_doubles<kRegisters>(members, a.ef, words, count, width, parents);
+        }
+        if (round == 0) /* the entries were met by whoever found them */
+            for (uint32_t i = tid; i < count; i += kBlockThreads) {
+                const uint32_t id = static_cast<uint32_t>(words[i]) >> 1;
+                if (owns(id))
+                    Visited::put(table, id, narrow);
+            }
+        __syncthreads();
+
+        if (a.bits && warp == 1)
+            merge_valid(words, count);
+        if (parents[0] == kNone)
+            break;
+        const uint32_t cells = width * a.degree;
+        auto link = [&](uint32_t parent, uint32_t cell) {
+            const uint32_t node = parents[parent];
+            return node == kNone ? kNone : __ldg(a.links + static_cast<size_t>(node) * a.degree + cell);
+        };
+        uint32_t id = tid < cells ? link(first_parent, first_cell) : kNone;
+        if (!doubles)
+            merge(count);
+        for (uint32_t c = tid; (c & ~31u) < cells;) {
+            const Put put = id < a.nodes && owns(id) ? Visited::put(table, id, narrow) : Put::Seen;
+            __syncwarp();
+            const uint32_t m = __ballot_sync(kFullWarp, put != Put::Seen);
+            if (m) {
+                uint32_t at = 0;
+                if (lane == 0)
+                    at = atomicAdd(&todo_count, __popc(m));
+                at = __shfl_sync(kFullWarp, at, 0) + __popc(m & before);
+                if (put != Put::Seen)
+                    todo[at] = id | (put == Put::Full ? 0x80000000u : 0);
+            }
+            c += kBlockThreads;
+            id = c < cells ? link(c / a.degree, c % a.degree) : kNone;
+        }
+        __syncthreads();
+
+        turn ^= 1;
+        phase = (phase + 1) % 3;
+        const Word bound = members[a.ef - 1], valid_bound = a.bits ? valid_worst : 0;
+        const uint32_t rows = todo_count;
+        if (tid < kMaxParents)
+            parents[tid] = kNone;
+        if (warp == kWarps - 1) /* which has the fewest rows to look at */
+            publish_open(round_width(a, round + 1));
+        /* Whole steps of the row kernel, the same for all warps. */
+        const uint32_t share =
+            min(32u, ((rows + kWarps - 1) / kWarps + Kernel::kStride - 1) / Kernel::kStride * Kernel::kStride);
+        for (uint32_t first = warp * share; first < rows; first += kWarps * share) {
+            const uint32_t n = min(share, rows - first);
+            uint32_t slot = todo[first + min(static_cast<uint32_t>(lane), n - 1)];
+            const uint32_t suspect = slot >> 31;
+            slot &= 0x7fffffff;
+            const uint32_t order = order_of(Kernel::keys(a.rows, query, head, slot, static_cast<int>(n)));
+            const Word word = static_cast<Word>(order) << 32 | slot << 1;
+            bool enters = word < bound;
+            if (a.bits)
+                enters |= (static_cast<Word>(order) << 32 | slot) < valid_bound;
+            /* The lowest bit, free until the node is expanded, says that its double may be in the list. */
+            send(word | suspect, enters && lane < static_cast<int>(n), turn, phase);
+        }
+    }
+
+    __syncthreads();
+
+    /* All blocks have the answer; the first one hands it out. */
+    if (me == 0) {
+        if (warp == 0) {
+            const bool full = members[a.ef - 1] != kNoWord;
+            uint32_t found = 0;
+            __syncwarp(); /* int8 hits are written over the list */
+            for (uint32_t first = 0; first < a.k; first += 32) {
+                const uint32_t at = first + lane;
+                Word x = at >= a.k ? kNoWord : a.bits ? valid[at] : members[at];
+                if (!a.bits && x != kNoWord)
+                    x = (x >> 32) << 32 | static_cast<uint32_t>(x) >> 1;
+                if (Kernel::kCoarse && at < a.k)
+                    members[at] = x;
+                else if (x != kNoWord)
+                    hits[at] = {slot_of_word(x), key_of_word(x)};
+                found += __popc(__ballot_sync(kFullWarp, x != kNoWord));
+            }
+            /* Fewer nodes met than the list holds: the graph is torn, the answer must come from elsewhere. */
+            if (lane == 0) {
+                a.counts[q] = full ? found : kOverflow;
+                todo_count = found;
+            }
+        }
+        if (Kernel::kCoarse) {
+            using Fine = typename FineKernel<Kernel>::type;
+            __syncthreads();
+            const uint32_t found = todo_count;
+            for (uint32_t first = warp * 32; first < found; first += kBlockThreads) {
+                const uint32_t n = min(32u, found - first);
+                const uint32_t slot = slot_of_word(members[first + min(static_cast<uint32_t>(lane), n - 1)]);
+                const float key =
+                    Fine::keys(a.rows, query + fine_offset(Kernel::storage, pieces), head, slot, static_cast<int>(n));
+                if (lane < static_cast<int>(n))
+                    members[first + lane] = word_of(key, slot);
+            }
+            __syncthreads();
+            for (uint32_t i = tid; i < found; i += kBlockThreads) {
+                const Word mine = members[i];
+                uint32_t rank = 0;
+                for (uint32_t j = 0; j < found; j++)
+                    rank += members[j] < mine;
+                hits[rank] = {slot_of_word(mine), key_of_word(mine)};
+            }
+        }
+    }
     __syncthreads();
 }
 
 template <class Kernel, int kRegisters, int kBlockThreads>
 __global__ void __launch_bounds__(kBlockThreads, 512 / kBlockThreads)
-    graph_block_kernel(const GraphArguments a, uint32_t blocks)
+    graph_block_kernel(const __grid_constant__ BlockArguments a, const __grid_constant__ InlineQueries inline_queries,
+                       uint32_t blocks)
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
-    using Visited = VisitedSet<kBlockBucketBits>;
-    constexpr uint32_t kWarps = kBlockThreads / 32;
-    const uint32_t places = box_places(a.parents, a.degree);
-    uint32_t *table = dynamic;
-    uint4 *query = reinterpret_cast<uint4 *>(table + Visited::kWords);
-    Word *boxes = reinterpret_cast<Word *>(query + Kernel::kVectors * a.rows.pieces); /* [2][places][blocks] */
-    Word *fresh = boxes + 2 * places * blocks;                                        /* what a box held */
-    Word *sorted = fresh + places;
-    uint32_t *all_ids = reinterpret_cast<uint32_t *>(sorted + places);
-    uint32_t *parents = all_ids + kBlockThreads;
-    Word *valid = reinterpret_cast<Word *>(parents + kMaxParents); /* only with bits */
-    __shared__ uint32_t filled[2], chosen_shared, fresh_count, untracked_some;
-    __shared__ Word worst_shared, valid_shared;
-
-    uint32_t me = 0;
-#if __CUDA_ARCH__ >= 900
-    if (blocks > 1)
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(me));
-#endif
-    const int lane = threadIdx.x & 31;
-    const uint32_t warp = threadIdx.x / 32, before = (1u << lane) - 1;
-    uint32_t *ids = all_ids + warp * 32;
-    const bool narrow = Visited::narrow(a.nodes);
-
-    for (uint32_t q = blockIdx.x / blocks; q < a.count; q += gridDim.x / blocks) {
-        const uint4 *prepared = a.prepared + static_cast<size_t>(q) * query_pieces(Kernel::storage, a.rows.pieces);
-        QueryHead head;
-        {
-            uint4 first = __ldg(prepared);
-            memcpy(&head, &first, sizeof head);
-        }
-        for (uint32_t i = threadIdx.x; i < Kernel::kVectors * a.rows.pieces; i += kBlockThreads)
-            query[i] = __ldg(prepared + Kernel::query_offset(a.rows.pieces) + i);
-        for (uint32_t i = threadIdx.x; i < Visited::kWords / 4; i += kBlockThreads)
-            reinterpret_cast<uint4 *>(table)[i] = make_uint4(0, 0, 0, 0);
-        for (uint32_t i = threadIdx.x; i < 2 * places * blocks; i += kBlockThreads)
-            boxes[i] = kNoWord;
-        if (a.bits)
-            for (uint32_t i = threadIdx.x; i < a.k; i += kBlockThreads)
-                valid[i] = kNoWord;
-        if (threadIdx.x < 2)
-            filled[threadIdx.x] = 0;
-        if (threadIdx.x == 0)
-            fresh_count = untracked_some = 0;
-        cluster_barrier(blocks);
-
-        WarpList<kRegisters> list; /* of the first warp */
-        list.clear();
-        Word worst = kNoWord, valid_worst = kNoWord;
-        uint32_t chosen = 0, turn = 0, round = 0;
-
-        /* Ids of a group that this warp is to look at: those of its block, divided further among `shares` warps. */
-        auto visit = [&](uint32_t id, uint32_t share, uint32_t shares) {
-            const uint32_t hash = mix_id(id);
-            const bool mine = id < a.nodes && (hash & (blocks - 1)) == me && (hash >> 8 & (shares - 1)) == share;
-            const Put put = mine ? Visited::put(table, id, narrow) : Put::Seen;
-            __syncwarp();
-            const uint32_t m = __ballot_sync(kFullWarp, put != Put::Seen);
-            const int n = __popc(m);
-            if (n == 0)
-                return;
-            if (put != Put::Seen)
-                ids[__popc(m & before)] = id | (put == Put::Full ? 0x80000000u : 0);
-            __syncwarp();
-            uint32_t slot = lane < n ? ids[lane] : 0;
-            __syncwarp();
-            const uint32_t untracked = slot >> 31;
-            slot &= 0x7fffffff;
-            const uint32_t order = order_of(Kernel::keys(a.rows, query, head, slot, n));
-            const Word word = static_cast<Word>(order) << 32 | slot << 1;
-            bool enters = lane < n && word < worst;
-            if (a.bits)
-                enters |= lane < n && (static_cast<Word>(order) << 32 | slot) < valid_worst;
-            const uint32_t some = __ballot_sync(kFullWarp, enters);
-            if (!some)
-                return;
-            uint32_t at = 0;
-            if (lane == 0)
-                at = atomicAdd(filled + turn, __popc(some));
-            at = __shfl_sync(kFullWarp, at, 0) + __popc(some & before);
-            if (enters) {
-                Word *place = boxes + (turn * places + at) * blocks + me;
-                /* The lowest bit, free until the node is expanded, says that its double may be in the list. */
-                if (blocks == 1)
-                    *place = word | untracked;
-                else
-                    for (uint32_t b = 0; b < blocks; b++)
-                        store_remote(place, b, word | untracked);
-            }
-        };
-
-        auto enter = [&](Word word) {
-            const bool enters = word < worst;
-            uint32_t m = __ballot_sync(kFullWarp, enters);
-            if (!m)
-                return;
-            if (__popc(m) <= 4) {
-                do {
-                    list.insert(__shfl_sync(kFullWarp, word, __ffs(m) - 1));
-                    m &= m - 1;
-                } while (m);
-            } else {
-                list.merge(enters ? word : kNoWord);
-            }
-            worst = list.element(a.ef - 1);
-            if (a.ef < WarpList<kRegisters>::kCapacity)
-                list.truncate(a.ef);
-        };
-
-        /* All threads: what the box of this turn holds, sorted; the box is emptied. Returns how many words. */
-        auto gather = [&] {
-            Word *box = boxes + turn * places * blocks;
-            for (uint32_t first = 0; first < places * blocks; first += kBlockThreads) {
-                const Word word = first + threadIdx.x < places * blocks ? box[first + threadIdx.x] : kNoWord;
-                const bool real = word != kNoWord;
-                if (real)
-                    box[first + threadIdx.x] = kNoWord;
-                const uint32_t some = __ballot_sync(kFullWarp, real);
-                if (some) {
-                    uint32_t at = 0;
-                    if (lane == 0)
-                        at = atomicAdd(&fresh_count, __popc(some));
-                    at = __shfl_sync(kFullWarp, at, 0) + __popc(some & before);
-                    if (real) {
-                        fresh[at] = word;
-                        if (word & 1)
-                            untracked_some = 1;
-                    }
-                }
-                /* A block that has filled more has filled the last places of this stretch. */
-                if (!__syncthreads_or(real && warp == kWarps - 1))
-                    break;
-            }
-            const uint32_t count = fresh_count;
-            for (uint32_t i = threadIdx.x; i < count; i += kBlockThreads) {
-                const Word mine = fresh[i];
-                uint32_t rank = 0;
-#pragma unroll 4
-                for (uint32_t j = 0; j < count; j++) {
-                    const Word other = fresh[j];
-                    rank += other < mine || (other == mine && j < i); /* two of the untracked may be equal */
-                }
-                sorted[rank] = mine;
-            }
-            __syncthreads();
-            return count;
-        };
-
-        /* The first warp: sorted words into the list. */
-        auto merge = [&](uint32_t count) {
-            if (count == 0)
-                return;
-            if (!untracked_some) {
-                list.merge_sorted(sorted, static_cast<int>(count));
-                worst = list.element(a.ef - 1);
-                if (a.ef < WarpList<kRegisters>::kCapacity)
-                    list.truncate(a.ef);
-                return;
-            }
-            for (uint32_t first = 0; first < count; first += 32) {
-                const Word word = first + lane < count ? sorted[first + lane] : kNoWord;
-                const bool untracked = word != kNoWord && (word & 1);
-                enter(untracked ? kNoWord : word);
-                /* One by one: they may be in the list, or twice among these. */
-                for (uint32_t m = __ballot_sync(kFullWarp, untracked); m; m &= m - 1) {
-                    const Word x = __shfl_sync(kFullWarp, word, __ffs(m) - 1) & ~1ull;
-                    bool there = false;
-#pragma unroll
-                    for (int r = 0; r < kRegisters; r++)
-                        there |= (list.v[r] | 1) == (x | 1);
-                    if (!__any_sync(kFullWarp, there))
-                        enter(lane == 0 ? x : kNoWord);
-                }
-            }
-        };
-
-        /* Another warp meanwhile: those that may be returned into their list. */
-        auto merge_valid = [&](uint32_t count) {
-            for (uint32_t first = 0; first < count; first += 32) {
-                const Word word = first + lane < count ? sorted[first + lane] : kNoWord;
-                const uint32_t slot = static_cast<uint32_t>(word) >> 1;
-                const Word hit = (word >> 32) << 32 | slot;
-                const bool good =
-                    word != kNoWord && hit < valid[a.k - 1] && (__ldg(a.bits + slot / 32) >> (slot & 31) & 1);
-                for (uint32_t g = __ballot_sync(kFullWarp, good); g; g &= g - 1)
-                    warp_insert_shared(valid, a.k, __shfl_sync(kFullWarp, hit, __ffs(g) - 1));
-            }
-            if (lane == 0)
-                valid_shared = valid[a.k - 1];
-        };
-
-        auto choose = [&] {
-            const uint32_t width = round_width(a, round);
-            uint32_t n = 0;
-#pragma unroll
-            for (int r = 0; r < kRegisters; r++)
-                if (n < width) {
-                    const uint32_t open = __ballot_sync(kFullWarp, !(static_cast<uint32_t>(list.v[r]) & 1));
-                    const uint32_t rank = n + __popc(open & before);
-                    if ((open >> lane & 1) && rank < width) {
-                        parents[rank] = static_cast<uint32_t>(list.v[r]) >> 1;
-                        list.v[r] |= 1;
-                    }
-                    n = min(n + __popc(open), width);
-                }
-            __syncwarp(); /* all lanes have read what is written now */
-            if (lane == 0) {
-                chosen_shared = n;
-                worst_shared = worst;
-                filled[turn] = 0;
-                fresh_count = untracked_some = 0;
-            }
-        };
-
-        if (warp == 0)
-            visit(__ldg(a.entries + static_cast<size_t>(q) * kEntries + lane), 0, 1);
-        for (;;) {
-            cluster_barrier(blocks);
-            const uint32_t count = gather();
-            if (warp == 0) {
-                merge(count);
-                choose();
-            } else if (warp == 1 && a.bits) {
-                merge_valid(count);
-            }
-            round++;
-            __syncthreads();
-            chosen = chosen_shared;
-            if (chosen == 0)
-                break;
-            worst = worst_shared;
-            if (a.bits)
-                valid_worst = valid_shared;
-            turn ^= 1;
-            const uint32_t per_parent = (a.degree + 31) / 32, groups = chosen * per_parent;
-            uint32_t shares = 1;
-            while (shares * 2 * groups <= kWarps)
-                shares *= 2;
-            for (uint32_t task = warp; task < groups * shares; task += kWarps) {
-                const uint32_t group = task / shares, cell = group % per_parent * 32 + lane;
-                const uint32_t id =
-                    cell < a.degree
-                        ? __ldg(a.links + static_cast<size_t>(parents[group / per_parent]) * a.degree + cell)
-                        : kNone;
-                visit(id, task % shares, shares);
-            }
-        }
-
-        if (me == 0 && warp == 0) {
-            Hit *hits = a.hits + static_cast<size_t>(q) * a.k;
-            uint32_t found = 0;
-            if (a.bits) {
-                for (uint32_t first = 0; first < a.k; first += 32) {
-                    const Word x = first + lane < a.k ? valid[first + lane] : kNoWord;
-                    if (x != kNoWord)
-                        hits[first + lane] = {slot_of_word(x), key_of_word(x)};
-                    found += __popc(__ballot_sync(kFullWarp, x != kNoWord));
-                }
-            } else {
-#pragma unroll
-                for (int r = 0; r < kRegisters; r++) {
-                    const Word x = list.v[r];
-                    const uint32_t at = r * 32 + lane;
-                    const bool good = x != kNoWord && at < a.k;
-                    if (good)
-                        hits[at] = {slot_of_word(x) >> 1, key_of_word(x)};
-                    found += __popc(__ballot_sync(kFullWarp, good));
-                }
-            }
-            if (lane == 0)
-                a.counts[q] = worst == kNoWord ? kOverflow : found;
-        }
-        __syncthreads();
-    }
+    const float *raw = a.raw ? a.raw : inline_queries.values;
+    for (uint32_t q = blockIdx.x / blocks; q < a.graph.count; q += gridDim.x / blocks)
+        graph_block_search<Kernel, kRegisters, kBlockThreads>(
+            a, q, raw + static_cast<size_t>(q) * a.graph.rows.dimensions, blocks, dynamic);
 }
 
 struct BlockLauncher {
@@ -362,14 +556,17 @@ struct BlockLauncher {
     template <class Kernel, int kRegisters, int kThreads>
     void go()
     {
-        const size_t bytes = graph_block_words<Kernel>(job.rows.pieces, job.k, job.bits != nullptr, job.parents,
-                                                       job.degree, shape.blocks, kThreads) *
+        const size_t bytes = graph_block_words(Kernel::storage, job.rows.pieces, job.k, job.bits != nullptr,
+                                               job.parents, job.degree, shape.blocks, WarpList<kRegisters>::kCapacity) *
                              sizeof(uint32_t);
-        *fits = bytes + 1024 <= machine.shared_per_block;
+        constexpr auto kernel = graph_block_kernel<Kernel, kRegisters, kThreads>;
+        *fits = bytes + kStaticShared <= machine.shared_per_block;
         if (!*fits)
             return;
-        constexpr auto kernel = graph_block_kernel<Kernel, kRegisters, kThreads>;
         allow_shared<kernel>(bytes, machine.ordinal);
+        InlineQueries queries;
+        if (job.inline_raw)
+            std::copy_n(job.inline_raw, static_cast<size_t>(job.count) * job.rows.dimensions, queries.values);
         cudaLaunchConfig_t config = {};
         config.gridDim = dim3(job.count * shape.blocks);
         config.blockDim = dim3(kThreads);
@@ -381,7 +578,9 @@ struct BlockLauncher {
         attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
         config.attrs = &attribute;
         config.numAttrs = shape.blocks > 1 ? 1 : 0;
-        check(cudaLaunchKernelEx(&config, kernel, graph_arguments(job, nullptr), shape.blocks), "graph_block");
+        const BlockArguments arguments = {graph_arguments(job, nullptr), job.inline_raw ? nullptr : job.raw,
+                                          job.pivots};
+        check(cudaLaunchKernelEx(&config, kernel, arguments, queries, shape.blocks), "graph_block");
     }
 };
 

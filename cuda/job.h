@@ -13,9 +13,16 @@ namespace vecgpu::cuda {
 
 constexpr uint32_t kOverflow = UINT32_MAX; /* in place of a count: the fast form gave up, ask the general one */
 constexpr uint32_t kEntries = 32;          /* nodes that a graph search starts from */
+constexpr uint32_t kPivots = 1024;         /* nodes that these are chosen from */
 constexpr uint32_t kScanCandidates = 8192; /* rows that the scan of one query may keep; at least kMaxHits */
 constexpr uint32_t kScanMinima = 8192;
 static_assert(kScanCandidates >= kMaxHits);
+
+/* So many floats travel with the launch of a kernel, which spares a copy or reads over the bus. */
+constexpr uint32_t kInlineFloats = 896;
+struct InlineQueries {
+    float values[kInlineFloats];
+};
 
 /* Largest ef of the graph kernels: what fits into the registers of a warp. Wider searches are exact. */
 constexpr uint32_t kMaxGraphEf = 512;
@@ -29,6 +36,15 @@ constexpr uint32_t kFirstParents = 4;
 constexpr uint32_t kParents = 16;
 constexpr uint32_t kRampShift = 1;
 
+/* Copies of the pivots for scanning them, see entry.h. Pivots p with the same p / (kPivots / kEntries) are a class. */
+struct PivotView {
+    const float4 *columns; /* of 4 dimensions: groups x kPivots */
+    const float *bias;
+    const uint32_t *slots;
+    float factor; /* key = bias + factor x dot */
+    uint32_t groups;
+};
+
 /* One call of search(). Pointers are device memory, or pinned memory that the device sees. */
 struct Job {
     Rows rows;
@@ -40,7 +56,10 @@ struct Job {
     const uint4 *prepared; /* count x query_pieces() */
     const uint32_t *links; /* graph: nodes x degree, kNone where there is no link */
     uint32_t degree;
-    const uint32_t *entries; /* graph: count x kEntries slots */
+    const float *raw;        /* count x dimensions: the queries as they came */
+    const float *inline_raw; /* the same in host memory if they are at most kInlineFloats floats, else null */
+    PivotView pivots;        /* graph */
+    const uint32_t *entries; /* graph: count x kEntries slots; null: the kernel looks for them itself */
     uint32_t first_parents;  /* graph: nodes expanded in a round, see kFirstParents; the answer depends on them */
     uint32_t parents;
     uint32_t ramp_shift;
@@ -98,7 +117,10 @@ struct BlockShape {
     uint32_t blocks, threads;
 };
 
-/* The same in blocks. False, and nothing done, if a block has too little shared memory. */
+/*
+ * The same in blocks, from the raw queries; int8 hits are refined. False, and nothing done, if a block has too little
+ * shared memory.
+ */
 template <Storage kStorage>
 bool launch_graph_block(const Machine &machine, const Job &job, BlockShape shape, cudaStream_t stream);
 
@@ -117,7 +139,6 @@ void launch_prepare(Storage storage, const float *queries, uint32_t dimensions, 
  * The same for a few queries in host memory, at most kInlineFloats floats; they are copied to `raw`, in device memory,
  * too.
  */
-constexpr uint32_t kInlineFloats = 896;
 void launch_prepare_inline(Storage storage, const float *host, float *raw, uint32_t dimensions, uint32_t pieces,
                            uint32_t count, uint4 *prepared, cudaStream_t stream);
 

@@ -2,6 +2,7 @@
  * prepare.cu: queries and rows into the form that the search kernels read (rows.cuh).
  */
 #include "convert.h"
+#include "query.cuh"
 #include "status.h"
 
 #include <algorithm>
@@ -9,23 +10,6 @@
 namespace vecgpu::cuda {
 
 namespace {
-
-__device__ __forceinline__ double warp_sum(double v)
-{
-    for (int offset = 16; offset; offset >>= 1)
-        v += __shfl_xor_sync(kFullWarp, v, offset);
-    return v;
-}
-
-__device__ __forceinline__ float inverse_norm(double norm2)
-{
-    return norm2 > 0 ? static_cast<float>(1 / sqrt(norm2)) : 0.f;
-}
-
-/* Few floats travel with the launch itself, which spares a copy or reads over the bus. */
-struct InlineQueries {
-    float values[kInlineFloats];
-};
 
 __device__ __forceinline__ void prepare(Storage storage, const float *queries, uint32_t dimensions, uint32_t pieces,
                                         uint32_t count, uint4 *prepared)
@@ -36,50 +20,12 @@ __device__ __forceinline__ void prepare(Storage storage, const float *queries, u
         return;
     const float *query = queries + static_cast<size_t>(q) * dimensions;
     uint4 *out = prepared + static_cast<size_t>(q) * query_pieces(storage, pieces);
-    double norm2 = 0;
-    float largest = 0;
-    for (uint32_t d = lane; d < dimensions; d += 32) {
-        float x = query[d];
-        norm2 += static_cast<double>(x) * x;
-        largest = fmaxf(largest, fabsf(x));
-    }
-    norm2 = warp_sum(norm2);
-    for (int offset = 16; offset; offset >>= 1)
-        largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, offset));
-    /* 16-bit components stay within +-32512, so that the upper byte never rounds up to 128. */
-    const float step = largest > 0 ? largest / 32512.f : 1.f;
-    QueryHead head = {step, static_cast<float>(norm2), inverse_norm(norm2), 0};
+    const QueryHead head = query_head(query, dimensions);
     uint4 first;
     memcpy(&first, &head, sizeof first);
     if (lane == 0)
         out[0] = first;
-    out++;
-    auto at = [&](uint32_t d) { return d < dimensions ? query[d] : 0.f; };
-    if (storage == Storage::Int8) {
-        for (uint32_t p = lane; p < pieces; p += 32) {
-            uint32_t high[4], low[4];
-            for (int w = 0; w < 4; w++) {
-                high[w] = low[w] = 0;
-                for (int b = 0; b < 4; b++) {
-                    int v = __float2int_rn(at(p * 16 + w * 4 + b) / step);
-                    v = max(-32512, min(32512, v));
-                    int h = (v + 128) >> 8, l = v - h * 256;
-                    high[w] |= static_cast<uint32_t>(h & 255) << (8 * b);
-                    low[w] |= static_cast<uint32_t>(l & 255) << (8 * b);
-                }
-            }
-            out[p] = make_uint4(high[0], high[1], high[2], high[3]);
-            out[pieces + p] = make_uint4(low[0], low[1], low[2], low[3]);
-        }
-        out += kCoarseVectors * pieces;
-    }
-    const uint32_t vectors = storage == Storage::Float32 ? 1 : storage == Storage::Int8 ? 4 : 2;
-    for (uint32_t p = lane; p < pieces; p += 32)
-        for (uint32_t k = 0; k < vectors; k++) {
-            uint32_t d = (p * vectors + k) * 4;
-            out[k * pieces + p] = make_uint4(__float_as_uint(at(d)), __float_as_uint(at(d + 1)),
-                                             __float_as_uint(at(d + 2)), __float_as_uint(at(d + 3)));
-        }
+    query_components(storage, query, dimensions, pieces, head.step, out + 1, lane, 32);
 }
 
 /* One warp a query. */

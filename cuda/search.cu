@@ -4,19 +4,20 @@
  * Which kernels run follows from the mirror, the form, k and the number of queries. The answer does not follow from the
  * number: exact forms all end in the keys of rows.cuh, graph forms all expand nodes by the same rule.
  */
+#include "graph_mail.h"
 #include "state.h"
 
 #include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 namespace vecgpu::cuda {
 
 namespace {
 
 /* Hits of few queries are written to pinned memory by the kernels themselves. */
-constexpr uint32_t kMappedQueries = 16;
 constexpr uint32_t kMappedHits = 4096;
 /* The scan's list must hold a few times k. */
 constexpr uint32_t kMaxScanK = kScanCandidates / 8;
@@ -53,6 +54,17 @@ uint64_t now()
     }                                                                                                                  \
     }
 
+/* One more, as long as it lives. */
+class Counted {
+public:
+    explicit Counted(std::atomic<uint32_t> &count) : count_(count) { count_++; }
+    ~Counted() { count_--; }
+    Counted(const Counted &) = delete;
+
+private:
+    std::atomic<uint32_t> &count_;
+};
+
 /* One search while it runs. */
 class Search {
 public:
@@ -65,31 +77,30 @@ public:
     void run(const BatchQuery *queries, BatchFinished finished, void *context, BatchTimes *times)
     {
         const uint64_t begin = now();
+        if (count_ <= kMappedQueries && !params_.filter && uses_graph() &&
+            answer_by_mail(queries, finished, context, times))
+            return;
         const uint32_t dimensions = mirror_.shape.dimensions;
         reserve();
         for (uint32_t q = 0; q < count_; q++)
             memcpy(stream_.host_queries.data() + static_cast<size_t>(q) * dimensions, queries[q].query,
                    dimensions * sizeof(float));
         const size_t floats = static_cast<size_t>(count_) * dimensions;
-        const float *raw = stream_.queries.data();
         describe();
         const bool graph = uses_graph();
-        if (floats > kInlineFloats)
+        std::optional<Residents::Away> away; /* the scan wants all SMs at once, large batches have use for them */
+        if (!graph || count_ > kMappedQueries)
+            away.emplace(mirror_.device->residents);
+        if (!job_.inline_raw)
             check(cudaMemcpyAsync(stream_.queries.data(), stream_.host_queries.data(), floats * sizeof(float),
                                   cudaMemcpyHostToDevice, stream_.stream),
                   "queries");
         if (times)
             check(cudaEventRecord(stream_.begun, stream_.stream), "search");
-        if (floats <= kInlineFloats)
-            launch_prepare_inline(storage_, stream_.host_queries.data(), stream_.queries.data(), dimensions,
-                                  job_.rows.pieces, count_, stream_.prepared.data(), stream_.stream);
-        else
-            launch_prepare(storage_, raw, dimensions, job_.rows.pieces, count_, stream_.prepared.data(),
-                           stream_.stream);
         if (graph)
-            launch_graph_search(raw);
+            launch_graph_search();
         else
-            launch_exact(raw);
+            launch_exact();
         if (times)
             check(cudaEventRecord(stream_.ended, stream_.stream), "search");
         if (!mapped_) {
@@ -115,7 +126,7 @@ public:
             times->copy_ns = now() - begin - times->kernel_ns;
         }
         if (graph)
-            answer_exactly(queries, rest, finished, context);
+            answer_again(SearchForm::Exact, queries, rest, finished, context);
         else
             for (uint32_t q : rest) {
                 general(q);
@@ -154,11 +165,82 @@ private:
         return ef <= kMaxGraphEf;
     }
 
+    /*
+     * Few queries of a graph, through mailboxes: one launch, and the caller looks at the answers. One query may even be
+     * spared the launch: its kernel stays if single queries come one after the other, and nothing else, as then the
+     * next one is likely to come soon. False: not in this way, and no query was answered.
+     */
+    bool answer_by_mail(const BatchQuery *queries, BatchFinished finished, void *context, BatchTimes *times)
+    {
+        const uint32_t dimensions = mirror_.shape.dimensions, room = 2 + 2 * params_.k;
+        if (dimensions > kMailQueryWords || room >= kMailAnswerWords)
+            return false;
+        const uint64_t begin = now();
+        describe();
+        Device &device = *mirror_.device;
+        if (count_ == 1) {
+            const ResidentJob serving = {version_->number, job_.k, job_.ef};
+            if (!(serving == stream_.serving))
+                stream_.resident.change();
+            stream_.serving = serving;
+        } else {
+            stream_.resident.dismiss();
+        }
+        auto words = [&](uint32_t q) { return reinterpret_cast<const uint32_t *>(queries[q].query); };
+        auto lease = [&] {
+            const bool soon = begin < device.last_single_ns.load(std::memory_order_relaxed) + kLease.idle;
+            const bool stay = count_ == 1 && soon && device.batches.load() == 0 && device.residents.may_stay();
+            return stay ? kLease : kNoLease;
+        };
+        auto launch = [&](const MailJob &mail, cudaStream_t stream) {
+            const Storage storage = storage_;
+            bool done = false;
+            for (BlockShape shape = shape_of_blocks(); shape.blocks > 0 && !done; shape.blocks /= 2)
+                VECGPU_BY_STORAGE(done = launch_graph_mail<kStorage>(device.machine, job_, shape, mail, stream));
+            return done;
+        };
+        std::vector<uint32_t> rest;
+        uint32_t longest = 0, open = (1u << count_) - 1;
+        auto take = [&](uint32_t q, const uint32_t *answer) {
+            open &= ~(1u << q);
+            longest = std::max(longest, answer[1]);
+            if (times)
+                times->kernel_ns = longest;
+            if (incomplete(answer[0])) {
+                rest.push_back(q);
+                return;
+            }
+            memcpy(queries[q].hits, answer + 2, answer[0] * sizeof(Hit));
+            *queries[q].count = answer[0];
+            if (finished)
+                finished(context, q);
+        };
+        Resident &resident = count_ == 1 ? stream_.resident : stream_.mail;
+        const uint32_t all = open;
+        if (!resident.ask(count_, dimensions, room, words, lease, launch, take) && open == all)
+            return false;
+        if (count_ == 1)
+            device.last_single_ns.store(now(), std::memory_order_relaxed);
+        if (times)
+            times->copy_ns = now() - begin - times->kernel_ns;
+        answer_again(SearchForm::Exact, queries, rest, finished, context);
+        std::vector<uint32_t> late; /* there is something wrong with the mail, which is not used again */
+        for (; open; open &= open - 1)
+            late.push_back(std::countr_zero(open));
+        answer_again(SearchForm::Graph, queries, late, finished, context);
+        return true;
+    }
+
     /* A list overflowed, or the graph led to too few rows. */
     bool unanswered(uint32_t q, bool graph) const
     {
         const uint32_t found = stream_.host_counts.data()[q];
-        return found == kOverflow || (graph && found < params_.k && (params_.filter || found < version_->live));
+        return found == kOverflow || (graph && incomplete(found));
+    }
+
+    bool incomplete(uint32_t found) const
+    {
+        return found == kOverflow || (found < params_.k && (params_.filter || found < version_->live));
     }
 
     void reserve()
@@ -197,7 +279,11 @@ private:
         job_.prepared = stream_.prepared.data();
         job_.links = mirror_.links.data();
         job_.degree = 2u * mirror_.shape.m;
-        job_.entries = stream_.entries.data();
+        job_.raw = stream_.queries.data();
+        if (static_cast<size_t>(count_) * mirror_.shape.dimensions <= kInlineFloats)
+            job_.inline_raw = stream_.host_queries.data();
+        if (version_->pivots)
+            job_.pivots = version_->pivots->view();
         job_.first_parents = kFirstParents;
         job_.parents = kParents;
         job_.ramp_shift = kRampShift;
@@ -205,18 +291,42 @@ private:
         job_.counts = mapped_ ? stream_.host_counts.data() : stream_.counts.data();
     }
 
-    void launch_graph_search(const float *raw)
+    void launch_prepared()
+    {
+        const uint32_t dimensions = mirror_.shape.dimensions;
+        if (job_.inline_raw)
+            launch_prepare_inline(storage_, job_.inline_raw, stream_.queries.data(), dimensions, job_.rows.pieces,
+                                  count_, stream_.prepared.data(), stream_.stream);
+        else
+            launch_prepare(storage_, job_.raw, dimensions, job_.rows.pieces, count_, stream_.prepared.data(),
+                           stream_.stream);
+    }
+
+    void launch_entries()
+    {
+        launch_entry(mirror_.device->machine, job_.pivots, mirror_.shape.dimensions, job_.raw, count_,
+                     stream_.entries.data(), stream_.ticket.data(), stream_.stream);
+        job_.entries = stream_.entries.data();
+    }
+
+    void launch_graph_search()
     {
         const Machine &machine = mirror_.device->machine;
         const Storage storage = storage_;
-        launch_entry(machine, *version_->pivots, raw, count_, stream_.entries.data(), stream_.ticket.data(),
-                     stream_.stream);
+        BlockShape shape = shape_of_blocks();
+        /* A cluster scans the pivots itself; a block would take as long as a kernel of its own for all queries. */
+        if (shape.blocks == 1 && !job_.inline_raw)
+            launch_entries();
         bool done = false;
         /* A smaller cluster needs less room for what its blocks tell each other. */
-        for (BlockShape shape = shape_of_blocks(); shape.blocks > 0 && !done; shape.blocks /= 2)
+        for (; shape.blocks > 0 && !done; shape.blocks /= 2)
             VECGPU_BY_STORAGE(done = launch_graph_block<kStorage>(machine, job_, shape, stream_.stream));
-        if (!done)
-            VECGPU_BY_STORAGE(launch_graph_warp<kStorage>(machine, job_, stream_.ticket.data(), stream_.stream));
+        if (done)
+            return;
+        launch_prepared();
+        if (!job_.entries)
+            launch_entries();
+        VECGPU_BY_STORAGE(launch_graph_warp<kStorage>(machine, job_, stream_.ticket.data(), stream_.stream));
         if (storage == Storage::Int8)
             launch_refine<Storage::Int8>(machine, job_, stream_.stream);
     }
@@ -242,13 +352,14 @@ private:
         return count_ <= sms * 8 ? BlockShape{1, 256} : BlockShape{0, 0};
     }
 
-    void launch_exact(const float *raw)
+    void launch_exact()
     {
+        launch_prepared();
         const Machine &machine = mirror_.device->machine;
         const Storage storage = storage_;
         if (count_ >= kLeastBatch && flat_batch_possible(mirror_.image, job_.k)) {
-            const FlatLists lists =
-                launch_flat_lists(machine, mirror_.image, version_->bounds, job_, raw, &stream_.flat, stream_.stream);
+            const FlatLists lists = launch_flat_lists(machine, mirror_.image, version_->bounds, job_, job_.raw,
+                                                      &stream_.flat, stream_.stream);
             VECGPU_BY_STORAGE(launch_rescore<kStorage>(machine, job_, lists, stream_.stream));
             return;
         }
@@ -290,13 +401,13 @@ private:
     }
 
     /* The queries `which`, on the same version. Overwrites the stream's workspace: all others have been delivered. */
-    void answer_exactly(const BatchQuery *queries, const std::vector<uint32_t> &which, BatchFinished finished,
-                        void *context)
+    void answer_again(SearchForm form, const BatchQuery *queries, const std::vector<uint32_t> &which,
+                      BatchFinished finished, void *context)
     {
         if (which.empty())
             return;
         BatchParams params = params_;
-        params.form = SearchForm::Exact;
+        params.form = form;
         std::vector<BatchQuery> list;
         for (uint32_t q : which)
             list.push_back(queries[q]);
@@ -338,6 +449,9 @@ void search_mirror(DeviceStream &stream, DeviceMirror &mirror, const BatchParams
         *times = {};
     if (count == 0)
         return;
+    std::optional<Counted> batch;
+    if (count > 1 || params.form != SearchForm::Graph)
+        batch.emplace(mirror.device->batches);
     std::shared_ptr<const Version> version = mirror.current();
     if (version->state.nodes == 0) {
         for (uint32_t q = 0; q < count; q++) {

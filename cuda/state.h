@@ -7,6 +7,7 @@
 #include "convert.h"
 #include "entry.h"
 #include "flat_batch.h"
+#include "resident.h"
 
 #include "engine/device.h"
 
@@ -20,6 +21,9 @@ namespace vecgpu {
 struct Device {
     cuda::Machine machine;
     uint32_t max_batch;
+    cuda::Residents residents;
+    std::atomic<uint32_t> batches{0};        /* searches that run now, but for those of one query of a graph */
+    std::atomic<uint64_t> last_single_ns{0}; /* when the last of those ended */
 };
 
 } // namespace vecgpu
@@ -30,13 +34,24 @@ namespace vecgpu::cuda {
  * What a commit made visible. A search holds on to the version that it began with; none of it changes.
  */
 struct Version {
+    const uint64_t number = next_number(); /* of no other version of any mirror */
     MirrorState state{};
     uint32_t live = 0;                            /* nodes that may be returned */
     std::shared_ptr<DeviceBuffer<uint32_t>> bits; /* bit s: node s may be returned; null: all may */
     std::shared_ptr<const Pivots> pivots;
     uint32_t upper_seen = 0, pivot_nodes = 0; /* records and nodes when the pivots were chosen */
     FlatImage::Bounds bounds{};
+
+private:
+    static uint64_t next_number()
+    {
+        static std::atomic<uint64_t> last{0};
+        return ++last;
+    }
 };
+
+/* Few queries need no copies: they and their hits go through pinned memory. */
+constexpr uint32_t kMappedQueries = 16;
 
 struct UpperNode {
     uint32_t slot;
@@ -46,6 +61,13 @@ struct UpperNode {
 } // namespace vecgpu::cuda
 
 namespace vecgpu {
+
+/* All that a resident kernel knows but the query. */
+struct ResidentJob {
+    uint64_t version;
+    uint32_t k, ef;
+    bool operator==(const ResidentJob &) const = default;
+};
 
 struct DeviceStream {
     Device *device;
@@ -64,6 +86,10 @@ struct DeviceStream {
     cuda::DeviceBuffer<cuda::RadixState> radix;
     cuda::DeviceBuffer<unsigned char> staging;
     cuda::FlatWorkspace flat;
+
+    cuda::Resident resident{1};                /* for one query of a graph */
+    cuda::Resident mail{cuda::kMappedQueries}; /* for a few, without a kernel that stays */
+    ResidentJob serving{};                     /* what the resident kernel was started for */
 
     explicit DeviceStream(Device *device);
     ~DeviceStream();

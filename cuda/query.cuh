@@ -1,0 +1,84 @@
+/*
+ * query.cuh: float32 queries into what the row kernels read (rows.cuh): a head, then components.
+ *
+ * Whoever prepares a query, a kernel of its own or the search kernel itself, does it with these functions: the same bits.
+ */
+#pragma once
+
+#include "rows.cuh"
+
+namespace vecgpu::cuda {
+
+__device__ __forceinline__ double warp_sum(double v)
+{
+    for (int offset = 16; offset; offset >>= 1)
+        v += __shfl_xor_sync(kFullWarp, v, offset);
+    return v;
+}
+
+__device__ __forceinline__ float inverse_norm(double norm2)
+{
+    return norm2 > 0 ? static_cast<float>(1 / sqrt(norm2)) : 0.f;
+}
+
+/* By one warp, all lanes get it. */
+__device__ __forceinline__ QueryHead query_head(const float *query, uint32_t dimensions)
+{
+    double norm2 = 0;
+    float largest = 0;
+    for (uint32_t d = threadIdx.x & 31; d < dimensions; d += 32) {
+        const float x = query[d];
+        norm2 += static_cast<double>(x) * x;
+        largest = fmaxf(largest, fabsf(x));
+    }
+    norm2 = warp_sum(norm2);
+    for (int offset = 16; offset; offset >>= 1)
+        largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, offset));
+    /* 16-bit components stay within +-32512, so that the upper byte never rounds up to 128. */
+    return {largest > 0 ? largest / 32512.f : 1.f, static_cast<float>(norm2), inverse_norm(norm2), 0};
+}
+
+/* Query pieces of the fine kernel for one row piece. */
+__host__ __device__ constexpr uint32_t fine_vectors(Storage storage)
+{
+    return storage == Storage::Float32 ? 1 : storage == Storage::Int8 ? 4 : 2;
+}
+
+/* Where the fine components begin. */
+__host__ __device__ constexpr uint32_t fine_offset(Storage storage, uint32_t pieces)
+{
+    return storage == Storage::Int8 ? kCoarseVectors * pieces : 0;
+}
+
+/* The components to `out`, all of query_pieces() but the head, by `threads` threads of which this one is `thread`. */
+__device__ __forceinline__ void query_components(Storage storage, const float *query, uint32_t dimensions,
+                                                 uint32_t pieces, float step, uint4 *out, uint32_t thread,
+                                                 uint32_t threads)
+{
+    auto at = [&](uint32_t d) { return d < dimensions ? query[d] : 0.f; };
+    if (storage == Storage::Int8)
+        for (uint32_t p = thread; p < pieces; p += threads) {
+            uint32_t high[4], low[4];
+            for (int w = 0; w < 4; w++) {
+                high[w] = low[w] = 0;
+                for (int b = 0; b < 4; b++) {
+                    int v = __float2int_rn(at(p * 16 + w * 4 + b) / step);
+                    v = max(-32512, min(32512, v));
+                    int h = (v + 128) >> 8, l = v - h * 256;
+                    high[w] |= static_cast<uint32_t>(h & 255) << (8 * b);
+                    low[w] |= static_cast<uint32_t>(l & 255) << (8 * b);
+                }
+            }
+            out[p] = make_uint4(high[0], high[1], high[2], high[3]);
+            out[pieces + p] = make_uint4(low[0], low[1], low[2], low[3]);
+        }
+    out += fine_offset(storage, pieces);
+    const uint32_t vectors = fine_vectors(storage);
+    for (uint32_t i = thread; i < pieces * vectors; i += threads) {
+        const uint32_t p = i / vectors, k = i % vectors, d = i * 4;
+        out[k * pieces + p] = make_uint4(__float_as_uint(at(d)), __float_as_uint(at(d + 1)), __float_as_uint(at(d + 2)),
+                                         __float_as_uint(at(d + 3)));
+    }
+}
+
+} // namespace vecgpu::cuda
