@@ -2,6 +2,7 @@
  * prepare.cu: queries and rows into the form that the search kernels read (rows.cuh).
  */
 #include "convert.h"
+#include "query_head.cuh"
 #include "status.h"
 
 #include <algorithm>
@@ -9,18 +10,6 @@
 namespace vecgpu::cuda {
 
 namespace {
-
-__device__ __forceinline__ double warp_sum(double v)
-{
-    for (int offset = 16; offset; offset >>= 1)
-        v += __shfl_xor_sync(kFullWarp, v, offset);
-    return v;
-}
-
-__device__ __forceinline__ float inverse_norm(double norm2)
-{
-    return norm2 > 0 ? static_cast<float>(1 / sqrt(norm2)) : 0.f;
-}
 
 /* Few floats travel with the launch itself, which spares a copy or reads over the bus. */
 struct InlineQueries {
@@ -36,19 +25,7 @@ __device__ __forceinline__ void prepare(Storage storage, const float *queries, u
         return;
     const float *query = queries + static_cast<size_t>(q) * dimensions;
     uint4 *out = prepared + static_cast<size_t>(q) * query_pieces(storage, pieces);
-    double norm2 = 0;
-    float largest = 0;
-    for (uint32_t d = lane; d < dimensions; d += 32) {
-        float x = query[d];
-        norm2 += static_cast<double>(x) * x;
-        largest = fmaxf(largest, fabsf(x));
-    }
-    norm2 = warp_sum(norm2);
-    for (int offset = 16; offset; offset >>= 1)
-        largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, offset));
-    /* 16-bit components stay within +-32512, so that the upper byte never rounds up to 128. */
-    const float step = largest > 0 ? largest / 32512.f : 1.f;
-    QueryHead head = {step, static_cast<float>(norm2), inverse_norm(norm2), 0};
+    const QueryHead head = query_head([&](uint32_t d) { return query[d]; }, dimensions);
     uint4 first;
     memcpy(&first, &head, sizeof first);
     if (lane == 0)
@@ -61,9 +38,8 @@ __device__ __forceinline__ void prepare(Storage storage, const float *queries, u
             for (int w = 0; w < 4; w++) {
                 high[w] = low[w] = 0;
                 for (int b = 0; b < 4; b++) {
-                    int v = __float2int_rn(at(p * 16 + w * 4 + b) / step);
-                    v = max(-32512, min(32512, v));
-                    int h = (v + 128) >> 8, l = v - h * 256;
+                    signed char h, l;
+                    split_component(at(p * 16 + w * 4 + b), head.step, h, l);
                     high[w] |= static_cast<uint32_t>(h & 255) << (8 * b);
                     low[w] |= static_cast<uint32_t>(l & 255) << (8 * b);
                 }
