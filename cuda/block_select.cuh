@@ -336,15 +336,24 @@ template <int kThreads, int kItems, class Emit>
 __device__ __forceinline__ void block_emit_sorted(Word *words, uint32_t count, uint32_t k, BlockBoundStorage &s,
                                                   BlockBins<kThreads> &bins, Emit emit)
 {
-    /* Up to here counting smaller ones, by as many lanes a word as there are, is faster than bins. */
-    constexpr uint32_t kRankLimit = kThreads >= 1024 ? 256 : kThreads >= 256 ? 112 : 80;
+    /* Up to here counting smaller ones is faster than bins; in a large block by several lanes a word. */
+    constexpr uint32_t kRankLimit = kThreads >= 1024 ? 256 : 96;
     if (count <= kRankLimit) {
         uint32_t lanes = 1;
-        while (lanes < 32 && count * lanes * 2 <= kThreads)
-            lanes *= 2;
-        const uint32_t sub = threadIdx.x & (lanes - 1);
-        for (uint32_t first = 0; first < count; first += kThreads / lanes) {
-            const uint32_t i = first + threadIdx.x / lanes;
+        if (kThreads >= 1024)
+            while (lanes < 32 && count * lanes * 2 <= kThreads)
+                lanes *= 2;
+        if (lanes == 1) {
+            for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+                const Word mine = words[i];
+                uint32_t rank = 0;
+                for (uint32_t j = 0; j < count; j++)
+                    rank += words[j] < mine;
+                if (rank < k)
+                    emit(rank, mine);
+            }
+        } else {
+            const uint32_t i = threadIdx.x / lanes, sub = threadIdx.x & (lanes - 1);
             const Word mine = i < count ? words[i] : 0;
             uint32_t rank = 0;
             for (uint32_t j = sub; j < count; j += lanes)

@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
             uint32_t at = i * kScanThreads + threadIdx.x;
             minima[i] = at < warps ? __ldcg(a.workspace.minima + at) : kNanOrder;
         }
-        bound = min(bound, block_bound<kItems>(minima, a.k, max(a.k / 4, 5u), storage));
+        bound = min(bound, block_bound<kItems>(minima, a.k, a.k / 2 + 8, storage));
     }
 
     auto append = [&](uint32_t row, uint32_t order) {
@@ -392,7 +392,7 @@ struct ScanLauncher {
         if (shared + sizeof(BlockBins<kScanThreads>) + sizeof(BlockBoundStorage) + 64 > machine.shared_per_block ||
             warps > kScanMinima)
             return;
-        allow_shared<flat_scan_kernel<Kernel>>(shared, machine.ordinal);
+        allow_shared<flat_scan_kernel<Kernel>, cudaSharedmemCarveoutDefault>(shared, machine.ordinal);
         ScanArguments a;
         a.rows = job.rows;
         a.prepared =

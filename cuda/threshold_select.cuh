@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                         least = fminf(least, v[g * kGroup + i]); /* passes over NaN */
                     minima[g] = order_of(least);
                 }
-                const uint32_t order = block_bound<kValues / kGroup>(minima, k, k / 8 + 4, storage);
+                const uint32_t order = block_bound<kValues / kGroup>(minima, k, max(k / 8, 3u), storage);
                 bound = order >= kInfOrder ? INFINITY : key_of_order(order);
             }
             uint32_t mine = 0;
@@ -217,8 +217,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                 __syncthreads();
             }
             held = size;
+            if (base + kChunk >= end)
+                break;
             __syncthreads();
-            if (base + kChunk < end && held > min(static_cast<uint32_t>(kCapacity) / 2, 2 * k + 64)) {
+            if (held > min(static_cast<uint32_t>(kCapacity) / 2, 2 * k + 64)) {
                 const bool spread = block_spread<kThreads, kItems>(list, held, k, storage, bins);
                 if (spread)
                     held = bins.kept;
