@@ -2,6 +2,7 @@
 #include "flat_batch.cuh"
 
 #include "components.cuh"
+#include "query.cuh"
 
 #include <algorithm>
 #include <numeric>
@@ -9,13 +10,6 @@
 namespace vecgpu::cuda {
 
 namespace {
-
-__device__ double warp_sum(double v)
-{
-    for (int offset = 16; offset; offset >>= 1)
-        v += __shfl_xor_sync(kFullWarp, v, offset);
-    return v;
-}
 
 __device__ __forceinline__ uint32_t pack_pair(float x, float y, bool bfloat)
 {

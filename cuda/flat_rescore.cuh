@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(kRescoreThreads) rescore_kernel(const Rows row
     Word *list = reinterpret_cast<Word *>(dynamic); /* kListRows */
     uint4 *query = reinterpret_cast<uint4 *>(list + kListRows);
     __shared__ BlockBoundStorage storage;
+    __shared__ BlockBins<kRescoreThreads> bins;
     __shared__ uint32_t counter;
     constexpr int kItems = kListRows / kRescoreThreads;
     const uint32_t q = blockIdx.x, count = lists.counts[q];
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kRescoreThreads) rescore_kernel(const Rows row
             list[first + lane] = word_of(key, slot);
     }
     __syncthreads();
-    block_emit_sorted<kRescoreThreads, kItems>(list, left, k, storage, counter, [&](uint32_t rank, Word word) {
+    block_emit_sorted<kRescoreThreads, kItems>(list, left, k, storage, bins, [&](uint32_t rank, Word word) {
         hits[static_cast<size_t>(q) * k + rank] = {slot_of_word(word), key_of_word(word)};
     });
     if (threadIdx.x == 0)

@@ -4,8 +4,8 @@
 
 namespace vecgpu::cuda {
 
-template void launch_scan<Storage::VECGPU_STORAGE>(const Machine &, const Job &, uint32_t, const ScanWorkspace &,
-                                                   cudaStream_t);
+template bool launch_scan<Storage::VECGPU_STORAGE>(const Machine &, const Job &, uint32_t, const float *,
+                                                   const ScanWorkspace &, cudaStream_t);
 template void launch_keys<Storage::VECGPU_STORAGE>(const Machine &, const Job &, uint32_t, uint32_t *, cudaStream_t);
 template void launch_rescore<Storage::VECGPU_STORAGE>(const Machine &, const Job &, const FlatLists &, cudaStream_t);
 template void launch_refine<Storage::VECGPU_STORAGE>(const Machine &, const Job &, cudaStream_t);

@@ -1,35 +1,62 @@
 /*
  * flat_scan.cuh: exact search of one query on the CUDA cores, in one launch at the speed of memory.
  *
- * Cooperative kernel, one block of 1,024 threads an SM: (1) keys of a sample of rows spread over the table, one minimum
- * a warp; (2) grid barrier; every block takes the k-th smallest minimum as the bound, which is never too small; (3) all
- * rows, those within the bound are appended to a list of a few times k; (4) the block that ends last sorts the list.
- * The sample is spread because tables lie in the order of their insertion, clusters together.
+ * Cooperative kernel, one block of 1,024 threads an SM: (1) the query into shared memory and registers; (2) keys of a
+ * sample of rows spread over the table, one minimum a warp; (3) grid barrier; every block takes the k-th smallest
+ * minimum as the bound, which is never too small; (4) all other rows, those within the bound are appended to a list of a
+ * few times k; (5) the block that ends last sorts the list. The sample is spread because tables lie in the order of
+ * their insertion, clusters together; its first part is not computed again, and what follows it is on its way from
+ * memory during the barrier.
+ *
+ * int8 rows are scanned with the coarse kernel, whose key is off by at most e = A + B |row|^2: a row is sampled with key
+ * + e and kept if key - e is within the bound, and the last block takes the keys of what was kept from the fine kernel.
  */
 #pragma once
 
 #include "block_select.cuh"
 #include "job.h"
 #include "launch.h"
+#include "query.cuh"
 
 #include <cooperative_groups.h>
+
+#include <algorithm>
 
 namespace vecgpu::cuda {
 
 constexpr int kScanThreads = 1024;
-constexpr uint32_t kSampleRows = 8; /* consecutive rows of one sample */
+
+/* One query, in the launch itself. */
+struct ScanQuery {
+    float values[kInlineFloats];
+};
 
 struct ScanArguments {
     Rows rows;
-    const uint4 *query; /* prepared */
+    const uint4 *prepared; /* null: the query is in `query` */
     const uint32_t *bits;
     uint32_t nodes;
     uint32_t k;
-    uint32_t samples; /* of kSampleRows, a warp; 0: no bound, every row is a candidate */
+    uint32_t samples; /* chunks a warp; 0: no bound, every row is a candidate */
     ScanWorkspace workspace;
     Hit *hits;
     uint32_t *count;
+    ScanQuery query;
 };
+
+/* The kernel that rows are scanned with, for the one whose keys are the answer's. */
+template <class Kernel>
+struct ScanFilter {
+    using type = Kernel;
+};
+template <bool kDot, bool kShort, int kFlight>
+struct ScanFilter<RowKernel<Storage::Int8, kDot, kShort, true, kFlight>> {
+    using type = RowKernel<Storage::Int8, kDot, kShort, false, kFlight>;
+};
+
+/* Rows that a warp takes at a time: as few as a step, or warps would end far apart. */
+template <class Filter>
+constexpr uint32_t kScanChunk = Filter::kStride < 8 ? 8 : Filter::kStride;
 
 /* The (lane+1)-th set bit of a mask; the mask is the same in all lanes. */
 __device__ __forceinline__ uint32_t nth_bit(uint32_t mask, int lane)
@@ -47,44 +74,204 @@ __device__ __forceinline__ void load_query(const uint4 *prepared, uint32_t piece
     __syncthreads();
 }
 
+/* The part of a short row's query that belongs to a lane, and keys of consecutive rows from it. */
 template <class Kernel>
-__global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const ScanArguments a)
+struct ShortScan {
+    static constexpr int kLoads = Kernel::Type::kLoads, kVectors = Kernel::kVectors, kRows = Kernel::kStride,
+                         kSteps = kRows / 4;
+    static_assert(!Kernel::kBrief || !Kernel::kRowScale);
+    uint4 q[kLoads * kVectors];
+
+    __device__ __forceinline__ void load(const uint4 *query, uint32_t pieces)
+    {
+        const uint32_t part = threadIdx.x & 7;
+#pragma unroll
+        for (int c = 0; c < kLoads; c++)
+#pragma unroll
+            for (int v = 0; v < kVectors; v++)
+                q[c * kVectors + v] = part + 8 * c < pieces ? query[v * pieces + part + 8 * c] : make_uint4(0, 0, 0, 0);
+    }
+
+    /* Lane i < min(kRows, nodes - first) gets the key of row first + i, to the last bit that of Kernel::keys(). */
+    __device__ __forceinline__ float keys(const Rows &rows, const QueryHead &head, uint32_t first, uint32_t nodes,
+                                          float2 &side) const
+    {
+        const int lane = threadIdx.x & 31, team = lane >> 3, part = lane & 7;
+        const uint4 *p = rows.data + static_cast<size_t>(first + team) * rows.pitch + part;
+        const uint32_t left = nodes - first;
+        uint4 v[kSteps][kLoads];
+#pragma unroll
+        for (int s = 0; s < kSteps; s++)
+#pragma unroll
+            for (int c = 0; c < kLoads; c++)
+                v[s][c] = s * 4 + team < left && part + 8 * c < rows.pieces
+                              ? load_piece(p + static_cast<size_t>(s) * 4 * rows.pitch + 8 * c)
+                              : make_uint4(0, 0, 0, 0);
+        side = make_float2(1, 0);
+        if (lane < kRows && lane < left)
+            side = Kernel::side_of(rows, first + lane);
+        float sum[kSteps];
+#pragma unroll
+        for (int s = 0; s < kSteps; s++)
+            sum[s] = 0;
+#pragma unroll
+        for (int c = 0; c < kLoads; c++)
+            if (part + 8 * c < rows.pieces) {
+#pragma unroll
+                for (int s = 0; s < kSteps; s++)
+                    sum[s] = Kernel::add(sum[s], v[s][c], q + c * kVectors, 1, 1.f);
+            }
+        const float total = Kernel::template reduce<kSteps, 8>(sum, lane);
+        const float mine = __shfl_sync(kFullWarp, total, Kernel::holder(lane));
+        return Kernel::finish(mine, side, head, rows.metric);
+    }
+};
+
+/* e = constant + slope * side.y is the most that a coarse key can be off from the fine one. */
+struct CoarseError {
+    float constant, slope;
+};
+
+/*
+ * With q~ the 16-bit query, of error d = |q - q~|: 2 |x| d <= d (|q| + |x|^2 / |q|) for L2 and more than that for a
+ * product; 2^-24 (4 D + 128) (|q|^2 + |x|^2) is more than all roundings of both keys. By one warp, from shared memory.
+ */
+__device__ __forceinline__ CoarseError coarse_error(Metric metric, uint32_t dimensions, uint32_t pieces,
+                                                    const uint4 *query, const QueryHead &head)
 {
+    const signed char *high = reinterpret_cast<const signed char *>(query), *low = high + pieces * 16;
+    double error2 = 0, norm2 = 0;
+    for (uint32_t d = threadIdx.x & 31; d < dimensions; d += 32) {
+        const float q = reinterpret_cast<const float *>(query + kCoarseVectors * pieces)[fine_place<4>(d, pieces)];
+        const double off = q - static_cast<double>(head.step) * (high[d] * 256 + low[d]);
+        error2 += off * off;
+        norm2 += static_cast<double>(q) * q;
+    }
+    const double error = sqrt(warp_sum(error2)), norm = sqrt(warp_sum(norm2)),
+                 rounding = (4.0 * dimensions + 128) / (1 << 24);
+    if (metric == Metric::Cosine)
+        return {static_cast<float>((error * head.inverse + 4 * rounding) * 1.001), 0.f};
+    return {static_cast<float>((error * norm + rounding * norm * norm) * 1.001),
+            static_cast<float>(((norm > 0 ? error / norm : 0) + rounding) * 1.001)};
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid_constant__ ScanArguments a)
+{
+    using Filter = typename ScanFilter<Kernel>::type;
+    constexpr bool kCoarse = Filter::kCoarse;
+    constexpr int kQueryVectors = Kernel::kVectors + (kCoarse ? kCoarseVectors : 0);
     extern __shared__ __align__(16) unsigned char dynamic[];
     Word *list = reinterpret_cast<Word *>(dynamic); /* kScanCandidates */
-    uint4 *query = reinterpret_cast<uint4 *>(list + kScanCandidates);
+    uint4 *query = reinterpret_cast<uint4 *>(list + kScanCandidates),
+          *fine = query + (kCoarse ? kCoarseVectors : 0) * a.rows.pieces;
     __shared__ BlockBoundStorage storage;
-    __shared__ uint32_t counter, last;
-    QueryHead head;
-    load_query<Kernel>(a.query, a.rows.pieces, query, head);
+    __shared__ BlockBins<kScanThreads> bins;
+    __shared__ uint32_t last;
 
     constexpr int kWarps = kScanThreads / 32;
+    constexpr uint32_t kChunk = kScanChunk<Filter>, kChunkMask = kChunk == 32 ? kFullWarp : (1u << kChunk % 32) - 1;
     const int lane = threadIdx.x & 31;
     const uint32_t warps = gridDim.x * kWarps, warp = blockIdx.x * kWarps + threadIdx.x / 32;
+    /* This warp's chunks are warp + i * warps, i < mine; the sample begins with number `sampled`. */
+    const uint32_t chunks = (a.nodes + kChunk - 1) / kChunk, mine = chunks > warp ? (chunks - warp - 1) / warps + 1 : 0;
+    const uint32_t samples = min(a.samples, mine), sampled = __umulhi(warp * 0x9E3779B1u, mine);
+    auto fetch = [&](uint32_t i) {
+        if (i >= mine)
+            return;
+        const uint32_t first = (warp + i * warps) * kChunk;
+        const size_t bytes = static_cast<size_t>(min(kChunk, a.nodes - first)) * a.rows.pitch * sizeof(uint4);
+        const char *from = reinterpret_cast<const char *>(a.rows.data + static_cast<size_t>(first) * a.rows.pitch);
+        for (size_t at = lane * 128; at < bytes; at += 32 * 128)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+    };
+    if (samples && !a.bits)
+        fetch(sampled);
 
-    uint32_t bound = kNanOrder - 1;
-    if (a.samples) {
-        const uint64_t groups = (a.nodes + kSampleRows - 1) / kSampleRows,
-                       all = static_cast<uint64_t>(warps) * a.samples;
-        uint32_t least = kNanOrder;
-        for (uint32_t i = 0; i < a.samples; i++) {
-            uint64_t at = static_cast<uint64_t>(i) * warps + warp;
-            if (groups <= all ? at >= groups : false)
-                break;
-            uint32_t first = static_cast<uint32_t>(groups <= all ? at : at * groups / all) * kSampleRows;
-            uint32_t mask = (1u << min(kSampleRows, a.nodes - first)) - 1;
-            if (a.bits)
-                mask &= __ldg(a.bits + first / 32) >> (first & 31);
-            int n = __popc(mask);
-            if (n == 0)
-                continue;
-            float key = Kernel::keys(a.rows, query, head, first + (lane < n ? nth_bit(mask, lane) : 0), n);
-            if (lane < n)
-                least = min(least, order_of(key));
+    QueryHead head = {};
+    if (a.prepared) {
+        const uint4 first = __ldg(a.prepared);
+        memcpy(&head, &first, sizeof head);
+        for (uint32_t i = threadIdx.x; i < kQueryVectors * a.rows.pieces; i += kScanThreads)
+            query[i] = __ldg(a.prepared + 1 + i);
+    } else {
+        float *to = reinterpret_cast<float *>(fine);
+        for (uint32_t d = threadIdx.x; d < Kernel::kVectors * a.rows.pieces * 4; d += kScanThreads)
+            to[fine_place<Kernel::kVectors>(d, a.rows.pieces)] = d < a.rows.dimensions ? a.query.values[d] : 0.f;
+        __syncthreads();
+        auto at = [&](uint32_t d) { return to[fine_place<Kernel::kVectors>(d, a.rows.pieces)]; };
+        if (kCoarse || a.rows.metric == Metric::Cosine)
+            head = query_head(at, a.rows.dimensions);
+        if (kCoarse) {
+            signed char *high = reinterpret_cast<signed char *>(query), *low = high + a.rows.pieces * 16;
+            for (uint32_t d = threadIdx.x; d < a.rows.pieces * 16; d += kScanThreads)
+                split_component(d < a.rows.dimensions ? at(d) : 0.f, head.step, high[d], low[d]);
         }
-        least = __reduce_min_sync(kFullWarp, least);
+    }
+    __syncthreads();
+    CoarseError error = {};
+    if constexpr (kCoarse)
+        error = coarse_error(a.rows.metric, a.rows.dimensions, a.rows.pieces, query, head);
+    ShortScan<Filter> brief;
+    if constexpr (Kernel::kBrief)
+        brief.load(query, a.rows.pieces);
+
+    /* Keys of the rows of chunk i that may be returned, to lanes; kNone rows are none. */
+    auto scan = [&](uint32_t i, uint32_t &row, uint32_t &least, uint32_t &most) {
+        const uint32_t first = (warp + i * warps) * kChunk;
+        row = kNone;
+        uint32_t mask = a.nodes - first >= kChunk ? kChunkMask : (1u << (a.nodes - first)) - 1;
+        if (a.bits)
+            mask &= __ldg(a.bits + first / 32) >> (first & 31);
+        const int n = __popc(mask);
+        if (n == 0)
+            return;
+        float key;
+        float2 side = make_float2(1, 0);
+        bool done = false;
+        if constexpr (Kernel::kBrief) {
+            if ((mask & (mask + 1)) == 0) {
+                key = brief.keys(a.rows, head, first, first + n, side);
+                done = true;
+            }
+        }
+        const uint32_t slot = first + (lane < n ? nth_bit(mask, lane) : 0);
+        if (!done) {
+            key = Filter::keys(a.rows, query, head, slot, n);
+            if (kCoarse && lane < n)
+                side = Filter::side_of(a.rows, slot);
+        }
+        if (lane >= n)
+            return;
+        row = slot;
+        if constexpr (kCoarse) {
+            const float e = error.constant + error.slope * side.y;
+            const bool good = e < 1e37f && fabsf(key) < 1e37f;
+            least = order_of(good ? key - e : -FLT_MAX);
+            most = order_of(good ? key + e : FLT_MAX);
+        } else {
+            least = most = order_of(key);
+        }
+    };
+
+    uint32_t bound = kNanOrder - 1, held_row = kNone, held_order = 0;
+    if (a.samples) {
+        uint32_t smallest = kNanOrder;
+        for (uint32_t s = 0; s < samples; s++) {
+            uint32_t row, least = 0, most = kNanOrder;
+            scan((sampled + static_cast<uint32_t>(static_cast<uint64_t>(s) * mine / samples)) % mine, row, least, most);
+            if (row != kNone)
+                smallest = min(smallest, most);
+            if (s == 0) {
+                held_row = row;
+                held_order = least;
+            }
+        }
+        smallest = __reduce_min_sync(kFullWarp, smallest);
         if (lane == 0)
-            __stcg(a.workspace.minima + warp, least);
+            __stcg(a.workspace.minima + warp, smallest);
+        if (!a.bits)
+            fetch(sampled == 0 ? 1 : 0);
         cooperative_groups::this_grid().sync();
         constexpr int kItems = kScanMinima / kScanThreads; /* warps of 256 SMs */
         uint32_t minima[kItems];
@@ -93,23 +280,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const ScanAr
             uint32_t at = i * kScanThreads + threadIdx.x;
             minima[i] = at < warps ? __ldcg(a.workspace.minima + at) : kNanOrder;
         }
-        bound = min(bound, block_bound<kItems>(minima, a.k, max(a.k / 4, 5u), storage));
+        bound = min(bound, block_bound<kItems>(minima, a.k, a.k / 2 + 8, storage));
     }
 
-    /* Chunks as small as a step: with 32 rows each, warps would end up to a tenth apart. */
-    constexpr uint32_t kChunk = Kernel::kStride < 8 ? 8 : Kernel::kStride,
-                       kChunkMask = kChunk == 32 ? kFullWarp : (1u << kChunk % 32) - 1;
-    for (uint64_t chunk = warp; chunk * kChunk < a.nodes; chunk += warps) {
-        const uint32_t first = static_cast<uint32_t>(chunk * kChunk);
-        uint32_t mask = a.nodes - first >= kChunk ? kChunkMask : (1u << (a.nodes - first)) - 1;
-        if (a.bits)
-            mask &= __ldg(a.bits + first / 32) >> (first & 31);
-        const int n = __popc(mask);
-        if (n == 0)
-            continue;
-        const uint32_t row = first + (lane < n ? nth_bit(mask, lane) : 0);
-        const uint32_t order = order_of(Kernel::keys(a.rows, query, head, row, n));
-        const bool hit = lane < n && order <= bound;
+    auto append = [&](uint32_t row, uint32_t order) {
+        const bool hit = row != kNone && order <= bound;
         const uint32_t hits = __ballot_sync(kFullWarp, hit);
         if (hits) {
             uint32_t at = 0;
@@ -119,6 +294,14 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const ScanAr
             if (hit && at < kScanCandidates)
                 __stcg(a.workspace.candidates + at, static_cast<Word>(order) << 32 | row);
         }
+    };
+    append(held_row, held_order);
+    for (uint32_t i = 0; i < mine; i++) {
+        if (samples && i == sampled)
+            continue;
+        uint32_t row, least = 0, most;
+        scan(i, row, least, most);
+        append(row, least);
     }
 
     __threadfence();
@@ -140,11 +323,21 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const ScanAr
             *a.count = kOverflow;
         return;
     }
-    for (uint32_t i = threadIdx.x; i < found; i += kScanThreads)
-        list[i] = __ldcg(a.workspace.candidates + i);
+    if constexpr (kCoarse) {
+        for (uint32_t first = threadIdx.x & ~31u; first < found; first += kScanThreads) {
+            const int n = min(32u, found - first);
+            const uint32_t slot = slot_of_word(__ldcg(a.workspace.candidates + first + min(lane, n - 1)));
+            const float key = Kernel::keys(a.rows, fine, head, slot, n);
+            if (lane < n)
+                list[first + lane] = word_of(key, slot);
+        }
+    } else {
+        for (uint32_t i = threadIdx.x; i < found; i += kScanThreads)
+            list[i] = __ldcg(a.workspace.candidates + i);
+    }
     __syncthreads();
     block_emit_sorted<kScanThreads, kScanCandidates / kScanThreads>(
-        list, found, a.k, storage, counter, [&](uint32_t rank, Word word) {
+        list, found, a.k, storage, bins, [&](uint32_t rank, Word word) {
             a.hits[rank] = {slot_of_word(word), key_of_word(word)};
         });
     if (threadIdx.x == 0)
@@ -183,24 +376,35 @@ struct ScanLauncher {
     const Machine &machine;
     const Job &job;
     uint32_t query;
+    const float *raw;
     const ScanWorkspace &workspace;
     cudaStream_t stream;
+    bool done = false;
 
     template <class Kernel>
     void run()
     {
-        const size_t shared = kScanCandidates * sizeof(Word) + Kernel::kVectors * job.rows.pieces * sizeof(uint4);
-        allow_shared<flat_scan_kernel<Kernel>>(shared, machine.ordinal);
+        using Filter = typename ScanFilter<Kernel>::type;
+        const size_t shared =
+            kScanCandidates * sizeof(Word) +
+            (Kernel::kVectors + (Filter::kCoarse ? kCoarseVectors : 0)) * job.rows.pieces * sizeof(uint4);
         const uint64_t warps = static_cast<uint64_t>(machine.sms) * (kScanThreads / 32);
+        if (shared + sizeof(BlockBins<kScanThreads>) + sizeof(BlockBoundStorage) + 64 > machine.shared_per_block ||
+            warps > kScanMinima)
+            return;
+        allow_shared<flat_scan_kernel<Kernel>, cudaSharedmemCarveoutDefault>(shared, machine.ordinal);
         ScanArguments a;
         a.rows = job.rows;
-        a.query = job.prepared + static_cast<size_t>(query) * query_pieces(Kernel::storage, job.rows.pieces);
+        a.prepared =
+            raw ? nullptr : job.prepared + static_cast<size_t>(query) * query_pieces(Kernel::storage, job.rows.pieces);
+        if (raw)
+            std::copy_n(raw, job.rows.dimensions, a.query.values);
         a.bits = job.bits;
         a.nodes = job.nodes;
         a.k = job.k;
         /* A sample of s rows leaves about k n / s candidates: aim at a quarter of the list. */
-        uint64_t wanted = static_cast<uint64_t>(job.k) * job.nodes / (kScanCandidates / 4);
-        a.samples = job.nodes <= kScanCandidates ? 0 : static_cast<uint32_t>(wanted / (warps * kSampleRows) + 1);
+        const uint64_t wanted = static_cast<uint64_t>(job.k) * job.nodes / (kScanCandidates / 4);
+        a.samples = job.nodes <= kScanCandidates ? 0 : static_cast<uint32_t>(wanted / (warps * kScanChunk<Filter>)+1);
         a.workspace = workspace;
         a.hits = job.hits + static_cast<size_t>(query) * job.k;
         a.count = job.counts + query;
@@ -208,6 +412,7 @@ struct ScanLauncher {
         check(cudaLaunchCooperativeKernel(flat_scan_kernel<Kernel>, dim3(machine.sms), dim3(kScanThreads), arguments,
                                           shared, stream),
               "flat_scan");
+        done = true;
     }
 };
 
@@ -231,11 +436,12 @@ struct KeysLauncher {
 };
 
 template <Storage kStorage>
-void launch_scan(const Machine &machine, const Job &job, uint32_t query, const ScanWorkspace &workspace,
-                 cudaStream_t stream)
+bool launch_scan(const Machine &machine, const Job &job, uint32_t query, const float *raw,
+                 const ScanWorkspace &workspace, cudaStream_t stream)
 {
-    with_kernel<kStorage, true, kStorage == Storage::Int8 ? 4 : 8>(
-        job.rows.metric, job.rows.dimensions, ScanLauncher{machine, job, query, workspace, stream});
+    ScanLauncher launcher{machine, job, query, raw, workspace, stream};
+    with_kernel<kStorage, true, 8>(job.rows.metric, job.rows.dimensions, launcher);
+    return launcher.done;
 }
 
 template <Storage kStorage>

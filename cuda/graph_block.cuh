@@ -196,7 +196,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     cluster_arrive(blocks); /* others may write here from now on */
     QueryHead head = {};
     if (Kernel::storage == Storage::Int8 || a.rows.metric == Metric::Cosine)
-        head = query_head(raw, a.rows.dimensions);
+        head = query_head([&](uint32_t d) { return raw[d]; }, a.rows.dimensions);
     query_components(Kernel::storage, raw, a.rows.dimensions, pieces, head.step, query, tid, kBlockThreads);
     __syncthreads();
 

@@ -96,10 +96,14 @@ struct Machine {
     size_t shared_per_block; /* opt-in limit */
 };
 
-/* One query by one pass over all rows, k <= kScanCandidates / 8. counts[0] is kOverflow if the keys were too alike. */
+/*
+ * One query by one pass over all rows, k <= kScanCandidates / 8. counts[query] is kOverflow if the keys were too alike.
+ * The query is prepared, or at most kInlineFloats floats at `raw`, in host memory. False, and nothing done, if a block
+ * has too little shared memory.
+ */
 template <Storage kStorage>
-void launch_scan(const Machine &machine, const Job &job, uint32_t query, const ScanWorkspace &workspace,
-                 cudaStream_t stream);
+bool launch_scan(const Machine &machine, const Job &job, uint32_t query, const float *raw,
+                 const ScanWorkspace &workspace, cudaStream_t stream);
 
 /* Order-preserving keys of all rows for one query, for the radix selection; what may not be returned is kNanOrder. */
 template <Storage kStorage>

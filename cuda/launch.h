@@ -12,8 +12,11 @@ namespace vecgpu::cuda {
 
 constexpr int kMaxDevices = 64;
 
-/* Lets `kKernel` have `bytes` of dynamic shared memory on device `ordinal`, with as little L1 cache as that takes. */
-template <auto kKernel>
+/*
+ * Lets `kKernel` have `bytes` of dynamic shared memory on device `ordinal`; kCarveout: how much of the SM's memory is
+ * shared memory, the rest is L1 cache, which loads in flight need room in.
+ */
+template <auto kKernel, int kCarveout = cudaSharedmemCarveoutMaxShared>
 void allow_shared(size_t bytes, int ordinal)
 {
     static std::atomic<size_t> allowed[kMaxDevices];
@@ -26,7 +29,7 @@ void allow_shared(size_t bytes, int ordinal)
         return;
     check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
           "shared memory of a kernel");
-    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+    check(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, kCarveout),
           "carveout of a kernel");
     mine.store(bytes + 1, std::memory_order_release);
 }

@@ -20,7 +20,7 @@ __device__ __forceinline__ void prepare(Storage storage, const float *queries, u
         return;
     const float *query = queries + static_cast<size_t>(q) * dimensions;
     uint4 *out = prepared + static_cast<size_t>(q) * query_pieces(storage, pieces);
-    const QueryHead head = query_head(query, dimensions);
+    const QueryHead head = query_head([&](uint32_t d) { return query[d]; }, dimensions);
     uint4 first;
     memcpy(&first, &head, sizeof first);
     if (lane == 0)

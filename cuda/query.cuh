@@ -21,13 +21,14 @@ __device__ __forceinline__ float inverse_norm(double norm2)
     return norm2 > 0 ? static_cast<float>(1 / sqrt(norm2)) : 0.f;
 }
 
-/* By one warp, all lanes get it. */
-__device__ __forceinline__ QueryHead query_head(const float *query, uint32_t dimensions)
+/* By one warp, all lanes get it; component d is at(d). */
+template <class At>
+__device__ __forceinline__ QueryHead query_head(At at, uint32_t dimensions)
 {
     double norm2 = 0;
     float largest = 0;
     for (uint32_t d = threadIdx.x & 31; d < dimensions; d += 32) {
-        const float x = query[d];
+        const float x = at(d);
         norm2 += static_cast<double>(x) * x;
         largest = fmaxf(largest, fabsf(x));
     }
@@ -36,6 +37,22 @@ __device__ __forceinline__ QueryHead query_head(const float *query, uint32_t dim
         largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, offset));
     /* 16-bit components stay within +-32512, so that the upper byte never rounds up to 128. */
     return {largest > 0 ? largest / 32512.f : 1.f, static_cast<float>(norm2), inverse_norm(norm2), 0};
+}
+
+/* A component of the coarse kernel for int8 as two signed bytes: high * 256 + low units of `step`. */
+__device__ __forceinline__ void split_component(float x, float step, signed char &high, signed char &low)
+{
+    const int v = max(-32512, min(32512, __float2int_rn(x / step))), h = (v + 128) >> 8;
+    high = static_cast<signed char>(h);
+    low = static_cast<signed char>(v - h * 256);
+}
+
+/* Where component d of a fine query lies, in floats: piece p of a row meets query pieces p, pieces + p, ... */
+template <int kVectors>
+__device__ __forceinline__ uint32_t fine_place(uint32_t d, uint32_t pieces)
+{
+    const uint32_t four = d / 4;
+    return (four % kVectors * pieces + four / kVectors) * 4 + d % 4;
 }
 
 /* Query pieces of the fine kernel for one row piece. */
@@ -62,9 +79,8 @@ __device__ __forceinline__ void query_components(Storage storage, const float *q
             for (int w = 0; w < 4; w++) {
                 high[w] = low[w] = 0;
                 for (int b = 0; b < 4; b++) {
-                    int v = __float2int_rn(at(p * 16 + w * 4 + b) / step);
-                    v = max(-32512, min(32512, v));
-                    int h = (v + 128) >> 8, l = v - h * 256;
+                    signed char h, l;
+                    split_component(at(p * 16 + w * 4 + b), step, h, l);
                     high[w] |= static_cast<uint32_t>(h & 255) << (8 * b);
                     low[w] |= static_cast<uint32_t>(l & 255) << (8 * b);
                 }

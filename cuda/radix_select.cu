@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(1024) radix_collect_kernel(const uint32_t *ord
     extern __shared__ __align__(16) unsigned char dynamic[];
     Word *list = reinterpret_cast<Word *>(dynamic);
     __shared__ BlockBoundStorage storage;
-    __shared__ uint32_t counter;
+    __shared__ BlockBins<1024> bins;
     const Word bound = __ldcg(&state->bound);
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
          i += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(1024) radix_collect_kernel(const uint32_t *ord
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
         list[i] = __ldcg(candidates + i);
     __syncthreads();
-    block_emit_sorted<1024, kScanCandidates / 1024>(list, size, size, storage, counter, [&](uint32_t rank, Word word) {
+    block_emit_sorted<1024, kScanCandidates / 1024>(list, size, size, storage, bins, [&](uint32_t rank, Word word) {
         hits[rank] = {slot_of_word(word), key_of_word(word)};
     });
     if (threadIdx.x == 0)

@@ -130,6 +130,7 @@ struct RowKernel {
     static constexpr int kStride = kShort ? 4 * (kFlight / Type::kLoads) : 4;
     static constexpr bool kCoarse = kStorage == Storage::Int8 && !kFineRows;
     static constexpr uint32_t kVectors = kCoarse ? kCoarseVectors : Type::kVectors;
+    static constexpr bool kBrief = kShort;
     static constexpr bool kRowScale =
         kStorage == Storage::Int8 && !kCoarse && !kDot; /* the sum needs the row's scale */
 
@@ -239,9 +240,8 @@ struct RowKernel {
                             sum[s] = add(sum[s], v[s][c], query + part + 8 * c, rows.pieces, scale[s]);
                     }
                 float total = reduce<kSteps, 8>(sum, lane);
-                /* Row j of this stretch ended in the lanes of team j % 4 whose part is j / 4 in units of 8 / kSteps. */
                 int j = lane - first;
-                float got = __shfl_sync(kFullWarp, total, ((j & 3) * 8 + (j >> 2) * (8 / kSteps)) & 31);
+                float got = __shfl_sync(kFullWarp, total, holder(j));
                 if (j >= 0 && j < kStride)
                     mine = got;
             }
@@ -280,7 +280,16 @@ struct RowKernel {
         return finish(mine, side, head, rows.metric);
     }
 
-private:
+    /*
+     * The lane that has the sum of row j of a step over short rows: of team j % 4, the one whose part is j / 4 in units
+     * of 8 / kSteps.
+     */
+    static __device__ __forceinline__ int holder(int j)
+    {
+        constexpr int kSteps = kFlight / Type::kLoads;
+        return ((j & 3) * 8 + (j >> 2) * (8 / kSteps)) & 31;
+    }
+
     /*
      * Sums of kCount values over groups of kWidth lanes: value j ends in the lanes of the group with lane / (kWidth /
      * kCount) == j. Halves the values with each step, so kCount sums cost hardly more shuffles than one; the tree of

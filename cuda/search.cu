@@ -21,8 +21,6 @@ namespace {
 constexpr uint32_t kMappedHits = 4096;
 /* The scan's list must hold a few times k. */
 constexpr uint32_t kMaxScanK = kScanCandidates / 8;
-/* From so many queries on, one pass of the tensor cores beats a scan a query. */
-constexpr uint32_t kLeastBatch = 2;
 
 uint64_t now()
 {
@@ -352,23 +350,50 @@ private:
         return count_ <= sms * 8 ? BlockShape{1, 256} : BlockShape{0, 0};
     }
 
+    /*
+     * The tensor cores read the 16-bit image, the scan the rows, and the scan needs some 40 us less besides, in which
+     * 192 MB are read: so one query takes the scan if its rows are not much larger than the image. A filter spares the
+     * scan most rows.
+     */
+    bool takes_batch_form() const
+    {
+        constexpr uint64_t kScanAhead = 192 << 20;
+        if (!flat_batch_possible(mirror_.image, job_.k))
+            return false;
+        const uint64_t rows = static_cast<uint64_t>(job_.nodes) * mirror_.pitch * sizeof(uint4),
+                       image = flat_image_bytes(mirror_.device->machine, mirror_.shape.dimensions, job_.nodes);
+        return count_ > 1 || (job_.k <= 32 && !params_.filter && rows >= image + kScanAhead);
+    }
+
+    /* An exact search of one query whose scan prepares it itself. */
+    bool scans_alone() const
+    {
+        return count_ == 1 && !takes_batch_form() && job_.k <= kMaxScanK && mirror_.shape.dimensions <= kInlineFloats;
+    }
+
     void launch_exact()
     {
-        launch_prepared();
+        const bool alone = scans_alone();
+        if (!alone)
+            launch_prepared();
         const Machine &machine = mirror_.device->machine;
         const Storage storage = storage_;
-        if (count_ >= kLeastBatch && flat_batch_possible(mirror_.image, job_.k)) {
-            const FlatLists lists = launch_flat_lists(machine, mirror_.image, version_->bounds, job_, job_.raw,
-                                                      &stream_.flat, stream_.stream);
+        const ScanWorkspace workspace = {stream_.minima.data(), stream_.candidates.data(), stream_.counters.data()};
+        if (takes_batch_form()) {
+            const FlatLists lists =
+                launch_flat_lists(machine, mirror_.image, version_->bounds, job_, job_.raw, &stream_.flat, stream_.stream);
             VECGPU_BY_STORAGE(launch_rescore<kStorage>(machine, job_, lists, stream_.stream));
             return;
         }
         for (uint32_t q = 0; q < count_; q++) {
-            if (job_.k <= kMaxScanK) {
-                const ScanWorkspace workspace = {stream_.minima.data(), stream_.candidates.data(),
-                                                 stream_.counters.data()};
-                VECGPU_BY_STORAGE(launch_scan<kStorage>(machine, job_, q, workspace, stream_.stream));
-            } else {
+            bool done = false;
+            if (job_.k <= kMaxScanK)
+                VECGPU_BY_STORAGE(done = launch_scan<kStorage>(machine, job_, q,
+                                                               alone ? stream_.host_queries.data() : nullptr, workspace,
+                                                               stream_.stream));
+            if (!done) {
+                if (alone)
+                    launch_prepared();
                 launch_general(q);
             }
         }
@@ -387,6 +412,8 @@ private:
 
     void general(uint32_t q)
     {
+        if (scans_alone())
+            launch_prepared();
         launch_general(q);
         if (!mapped_) {
             const size_t at = static_cast<size_t>(q) * job_.k;

@@ -1,8 +1,9 @@
 /* select.cu: see select.h. */
 #include "select.h"
 
-#include "block_select.cuh"
 #include "launch.h"
+#include "long_select.cuh"
+#include "threshold_select.cuh"
 #include "warp_list.cuh"
 
 #include <algorithm>
@@ -11,194 +12,6 @@ namespace vecgpu::cuda {
 
 namespace {
 
-/* Where the answer of one row, or of a part of it, goes: words when there are parts to be merged. */
-struct SelectOutput {
-    float *keys;
-    uint32_t *indices;
-    Word *words;
-
-    __device__ __forceinline__ void put(size_t at, Word word) const
-    {
-        if (words) {
-            words[at] = word;
-        } else {
-            keys[at] = word == kNoWord ? INFINITY : key_of_word(word);
-            indices[at] = slot_of_word(word);
-        }
-    }
-};
-
-__device__ __forceinline__ float nan_value()
-{
-    return __uint_as_float(0x7fffffff);
-}
-
-/* Four consecutive values; NaN beyond `end`. */
-__device__ __forceinline__ float4 load_values(const float *row, uint32_t at, uint32_t end, bool aligned)
-{
-    if (aligned && at + 4 <= end)
-        return __ldcs(reinterpret_cast<const float4 *>(row + at));
-    float4 v;
-    v.x = at < end ? row[at] : nan_value();
-    v.y = at + 1 < end ? row[at + 1] : nan_value();
-    v.z = at + 2 < end ? row[at + 2] : nan_value();
-    v.w = at + 3 < end ? row[at + 3] : nan_value();
-    return v;
-}
-
-/* Part `part` of `parts` of a row: columns first .. end - 1, first a multiple of 4. */
-__device__ __forceinline__ void part_of(uint32_t columns, uint32_t parts, uint32_t part, uint32_t &first, uint32_t &end)
-{
-    const uint32_t each = ((columns + parts - 1) / parts + 3) / 4 * 4;
-    first = min(columns, part * each);
-    end = min(columns, first + each);
-}
-
-/*
- * kThreads x kValues values at a time in registers. The bound starts as the k-th smallest minimum of groups of kGroup
- * values of the first stretch. Values within it are collected; when many are, all but the k smallest go and the bound
- * becomes exact and strict: what comes later with an equal value has a greater column.
- */
-template <int kThreads, int kValues, int kGroup, int kCapacity>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads)
-    threshold_select_kernel(const float *values, uint32_t columns, uint32_t parts, uint32_t k, SelectOutput output)
-{
-    extern __shared__ __align__(16) unsigned char dynamic[];
-    Word *list = reinterpret_cast<Word *>(dynamic); /* kCapacity */
-    __shared__ BlockBoundStorage storage;
-    __shared__ uint32_t counter, size, overflow;
-    static_assert(kCapacity % kThreads == 0 && kCapacity >= 2048 - 2048 % kThreads);
-    constexpr int kItems = kCapacity / kThreads;
-    const int lane = threadIdx.x & 31;
-    const uint32_t row = blockIdx.x / parts;
-    uint32_t first, end;
-    part_of(columns, parts, blockIdx.x % parts, first, end);
-    const float *data = values + static_cast<size_t>(row) * columns;
-    const bool aligned = columns % 4 == 0;
-    if (threadIdx.x == 0) {
-        size = 0;
-        overflow = 0;
-    }
-    float bound = INFINITY;
-    auto prune = [&](uint32_t count, bool exact) {
-        const uint32_t kept = block_prune<kThreads, kItems>(list, count, k, exact ? 0 : k / 16 + 1, storage, counter);
-        Word greatest = 0;
-        for (uint32_t i = threadIdx.x; i < kept; i += kThreads)
-            greatest = max(greatest, list[i]);
-#pragma unroll
-        for (int offset = 16; offset; offset >>= 1)
-            greatest = max(greatest, __shfl_xor_sync(kFullWarp, greatest, offset));
-        if (threadIdx.x == 0)
-            storage.high = 0;
-        __syncthreads();
-        if (lane == 0)
-            atomicMax(&storage.high, greatest);
-        __syncthreads();
-        if (kept >= k)
-            bound = key_of_order(static_cast<uint32_t>(storage.high >> 32) - (kept == k));
-        if (threadIdx.x == 0)
-            size = kept;
-        __syncthreads();
-    };
-    bool begun = false;
-    for (uint32_t base = first; base < end; base += kThreads * kValues) {
-        float v[kValues];
-#pragma unroll
-        for (int j = 0; j < kValues / 4; j++) {
-            const float4 x = load_values(data, base + (j * kThreads + threadIdx.x) * 4, end, aligned);
-            v[4 * j] = x.x, v[4 * j + 1] = x.y, v[4 * j + 2] = x.z, v[4 * j + 3] = x.w;
-        }
-        if (!begun) {
-            begun = true;
-            uint32_t minima[kValues / kGroup];
-#pragma unroll
-            for (int g = 0; g < kValues / kGroup; g++) {
-                float least = v[g * kGroup];
-#pragma unroll
-                for (int i = 1; i < kGroup; i++)
-                    least = fminf(least, v[g * kGroup + i]); /* passes over NaN */
-                minima[g] = order_of(least);
-            }
-            const uint32_t order = block_bound<kValues / kGroup>(minima, k, max(k / 8, 3u), storage);
-            bound = order >= kInfOrder ? INFINITY : key_of_order(order);
-        }
-        uint32_t mine = 0;
-#pragma unroll
-        for (int i = 0; i < kValues; i++)
-            mine += v[i] <= bound;
-        __syncthreads();
-        const uint32_t before = size;
-        __syncthreads();
-        if (__any_sync(kFullWarp, mine > 0)) {
-            uint32_t sum = mine;
-#pragma unroll
-            for (int offset = 1; offset < 32; offset <<= 1) {
-                const uint32_t other = __shfl_up_sync(kFullWarp, sum, offset);
-                if (lane >= offset)
-                    sum += other;
-            }
-            uint32_t at = 0;
-            if (lane == 31)
-                at = atomicAdd(&size, sum);
-            at = __shfl_sync(kFullWarp, at, 31);
-            const uint32_t total = __shfl_sync(kFullWarp, sum, 31);
-            if (at + total > kCapacity) {
-                if (lane == 0)
-                    overflow = 1;
-            } else if (mine) {
-                uint32_t to = at + sum - mine;
-#pragma unroll
-                for (int i = 0; i < kValues; i++)
-                    if (v[i] <= bound)
-                        list[to++] = word_of(v[i], base + (i / 4 * kThreads + threadIdx.x) * 4 + i % 4);
-            }
-        }
-        __syncthreads();
-        if (overflow) {
-            /*
-             * Too many at once: again from memory, kThreads columns at a time in their order, with exact prunes in
-             * between.
-             */
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                size = before;
-                overflow = 0;
-            }
-            __syncthreads();
-#pragma unroll 1
-            for (uint32_t at = base; at < min(end, base + kThreads * kValues); at += kThreads) {
-                const uint32_t held = size;
-                __syncthreads();
-                if (held + kThreads > kCapacity)
-                    prune(held, true);
-                const uint32_t column = at + threadIdx.x;
-                const float x = column < end ? data[column] : nan_value();
-                const uint32_t hits = __ballot_sync(kFullWarp, x <= bound);
-                if (hits) {
-                    uint32_t to = 0;
-                    if (lane == 0)
-                        to = atomicAdd(&size, __popc(hits));
-                    to = __shfl_sync(kFullWarp, to, 0) + __popc(hits & ((1u << lane) - 1));
-                    if (x <= bound)
-                        list[to] = word_of(x, column);
-                }
-                __syncthreads();
-            }
-        }
-        const uint32_t held = size;
-        if (base + kThreads * kValues < end && held > min(static_cast<uint32_t>(kCapacity) / 2, 2 * k + 64))
-            prune(held, false);
-    }
-    __syncthreads();
-    const uint32_t count = size;
-    __syncthreads();
-    const size_t to = static_cast<size_t>(blockIdx.x) * k;
-    block_emit_sorted<kThreads, kItems>(list, count, k, storage, counter,
-                                        [&](uint32_t rank, Word word) { output.put(to + rank, word); });
-    for (uint32_t i = min(count, k) + threadIdx.x; i < k; i += kThreads)
-        output.put(to + i, kNoWord);
-}
-
 /* Words of the parts of a row, at most kScanCandidates, to its answer. */
 __global__ void __launch_bounds__(512)
     merge_parts_kernel(const Word *words, uint32_t count, uint32_t k, SelectOutput output)
@@ -206,6 +19,7 @@ __global__ void __launch_bounds__(512)
     extern __shared__ __align__(16) unsigned char dynamic[];
     Word *list = reinterpret_cast<Word *>(dynamic);
     __shared__ BlockBoundStorage storage;
+    __shared__ BlockBins<512> bins;
     __shared__ uint32_t counter;
     if (threadIdx.x == 0)
         counter = 0;
@@ -218,7 +32,7 @@ __global__ void __launch_bounds__(512)
     const uint32_t real = counter;
     __syncthreads();
     const size_t to = static_cast<size_t>(blockIdx.x) * k;
-    block_emit_sorted<512, kScanCandidates / 512>(list, real, k, storage, counter,
+    block_emit_sorted<512, kScanCandidates / 512>(list, real, k, storage, bins,
                                                   [&](uint32_t rank, Word word) { output.put(to + rank, word); });
     for (uint32_t i = min(real, k) + threadIdx.x; i < k; i += 512)
         output.put(to + i, kNoWord);
@@ -310,13 +124,30 @@ struct Call {
     SelectOutput output;
     cudaStream_t stream;
 
-    template <int kThreads, int kValues, int kGroup, int kCapacity>
+    template <int kThreads, int kValues, int kGroup, int kCapacity, bool kAhead, int kBlocks>
+    void launch_threshold()
+    {
+        constexpr auto kernel = threshold_select_kernel<kThreads, kValues, kGroup, kCapacity, kAhead, kBlocks>;
+        const size_t shared = kCapacity * sizeof(Word) + (kAhead ? kThreads * kValues * sizeof(float) : 0);
+        allow_shared<kernel>(shared, machine.ordinal);
+        const uint32_t jobs = a.rows * parts;
+        uint32_t blocks = jobs;
+        if (kAhead) {
+            constexpr size_t fixed = sizeof(BlockBins<kThreads>) + sizeof(BlockBoundStorage) + 1024;
+            blocks = std::min<uint32_t>(kBlocks, static_cast<uint32_t>(machine.shared_per_block / (shared + fixed)));
+            blocks = std::min(jobs, machine.sms * std::max(blocks, 1u));
+        }
+        kernel<<<blocks, kThreads, shared, stream>>>(a.values, a.columns, parts, jobs, a.k, output);
+        check_launch("threshold_select");
+    }
+
+    template <int kThreads, int kValues, int kGroup, int kCapacity, int kBlocks = 1024 / kThreads>
     void threshold()
     {
-        constexpr auto kernel = threshold_select_kernel<kThreads, kValues, kGroup, kCapacity>;
-        allow_shared<kernel>(kCapacity * sizeof(Word), machine.ordinal);
-        kernel<<<a.rows * parts, kThreads, kCapacity * sizeof(Word), stream>>>(a.values, a.columns, parts, a.k, output);
-        check_launch("threshold_select");
+        if (a.columns % 4 == 0 && reinterpret_cast<uintptr_t>(a.values) % 16 == 0)
+            launch_threshold<kThreads, kValues, kGroup, kCapacity, true, kBlocks>();
+        else
+            launch_threshold<kThreads, kValues, kGroup, kCapacity, false, kBlocks>();
     }
 
     template <int kRegisters, int kQueue>
@@ -331,18 +162,25 @@ struct Call {
 void run_threshold(Call call)
 {
     const uint32_t k = call.a.k, length = (call.a.columns + call.parts - 1) / call.parts;
-    if (length <= 2048 && k <= 128) {
-        k <= 32 ? call.threshold<64, 16, 16, 2048>() : call.threshold<128, 8, 2, 2048>();
-        return;
-    }
-    if (k <= 32)
+    /* A list must take a whole chunk of a row that has just one, else 2 k. */
+    if (length <= 1024 || (length <= 2048 && k <= 128)) {
+        if (k <= 32)
+            call.threshold<64, 16, 16, 1024>();
+        else if (k <= 128)
+            call.threshold<128, 8, 2, 1024>();
+        else
+            call.threshold<128, 8, 1, 1024>();
+    } else if (length <= 2048) {
+        call.threshold<256, 8, 1, 2048>();
+    } else if (k <= 32) {
         call.threshold<256, 32, 32, 2048>();
-    else if (k <= 128)
+    } else if (k <= 128) {
         call.threshold<256, 32, 16, 2048>();
-    else if (k <= 256)
+    } else if (k <= 256) {
         call.threshold<256, 32, 8, 2048>();
-    else
-        call.threshold<256, 32, 4, 4096>();
+    } else {
+        call.launch_threshold<256, 32, 4, 4096, false, 4>(); /* not bound by memory: a fourth block is worth more */
+    }
 }
 
 void run_warp(Call call)
@@ -358,11 +196,32 @@ void run_warp(Call call)
         call.warp<32, 8>();
 }
 
+/* From so many columns on, all SMs work on one row. */
+constexpr uint32_t kLongColumns = 1 << 16;
+
+void launch_long(const Machine &machine, const SelectArguments &a, SelectWorkspace *workspace, cudaStream_t stream)
+{
+    constexpr uint32_t kCounters = sizeof(LongCounters) / sizeof(uint32_t);
+    workspace->words.reserve(kScanCandidates);
+    workspace->found.reserve(kScanMinima + kCounters);
+    const size_t shared = kScanCandidates * sizeof(Word);
+    allow_shared<long_select_kernel>(shared, machine.ordinal);
+    const float *values = a.values;
+    uint32_t columns = a.columns, k = a.k, *minima = workspace->found.data();
+    Word *candidates = workspace->words.data();
+    LongCounters *counters = reinterpret_cast<LongCounters *>(minima + kScanMinima);
+    SelectOutput output = {a.keys, a.indices, nullptr};
+    void *arguments[] = {&values, &columns, &k, &minima, &candidates, &counters, &output};
+    check(cudaLaunchCooperativeKernel(long_select_kernel, dim3(machine.sms), dim3(kLongThreads), arguments, shared,
+                                      stream),
+          "long_select");
+}
+
 } // namespace
 
-SelectWay select_way(uint32_t rows, uint32_t columns, uint32_t k)
+SelectWay select_way(uint32_t k)
 {
-    return k > kMaxSelect || (rows == 1 && columns >= 1u << 18 && k > 64) ? SelectWay::Radix : SelectWay::Threshold;
+    return k > kMaxSelect ? SelectWay::Radix : SelectWay::Threshold;
 }
 
 void launch_select(const Machine &machine, SelectWay way, const SelectArguments &a, SelectWorkspace *workspace,
@@ -387,6 +246,11 @@ void launch_select(const Machine &machine, SelectWay way, const SelectArguments 
                                                a.indices + static_cast<size_t>(row) * a.k);
             check_launch("hits");
         }
+        return;
+    }
+    if (way == SelectWay::Threshold && a.rows == 1 && a.columns >= kLongColumns && a.columns < 1u << 31 &&
+        machine.sms * (kLongThreads / 32) <= static_cast<int>(kScanMinima)) {
+        launch_long(machine, a, workspace, stream);
         return;
     }
     /* Long rows in parts, until there is work for all SMs; the parts' words must fit into one merge. */

@@ -3,7 +3,8 @@
  *
  *   select_test            tests: sizes at block edges, ties, NaN, infinities, orders that hurt
  *   select_test --small    fewer and smaller, for compute-sanitizer; --tiny: for its racecheck
- *   select_test --bench    microseconds and GB/s of the values read once, for the shapes of the bars
+ *   select_test --bench [threshold|warp|radix]   microseconds and GB/s of the values read once, shapes of the bars
+ *   select_test --hard     microseconds of inputs that hurt, against normal ones
  */
 #include "select.h"
 
@@ -91,41 +92,76 @@ static void test(const std::string &kind, uint32_t rows, uint32_t columns, uint3
     }
 }
 
-static void bench(uint32_t rows, uint32_t columns)
+/* Median microseconds of some calls. */
+static float time_of(SelectWay way, const SelectArguments &arguments, int calls)
 {
-    DeviceBuffer<float> values(size_t(rows) * columns), keys(size_t(rows) * 1024);
-    DeviceBuffer<uint32_t> indices(size_t(rows) * 1024);
-    std::vector<float> v = values_of("normal", 1, 1 << 22);
+    SelectWorkspace workspace;
+    cudaEvent_t begin, end;
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    std::vector<float> times;
+    for (int i = 0; i < calls + 2; i++) {
+        cudaEventRecord(begin);
+        launch_select(machine, way, arguments, &workspace, nullptr);
+        cudaEventRecord(end);
+        check(cudaEventSynchronize(end), "bench");
+        float ms;
+        cudaEventElapsedTime(&ms, begin, end);
+        if (i > 1)
+            times.push_back(ms * 1e3f);
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+static void fill(DeviceBuffer<float> &values, const std::vector<float> &v)
+{
     for (size_t at = 0; at < values.count(); at += v.size())
         check(cudaMemcpy(values.data() + at, v.data(), std::min(v.size(), values.count() - at) * 4,
                          cudaMemcpyHostToDevice),
               "copy");
-    cudaEvent_t begin, end;
-    cudaEventCreate(&begin);
-    cudaEventCreate(&end);
+}
+
+static void bench(uint32_t rows, uint32_t columns, const std::string &only)
+{
+    DeviceBuffer<float> values(size_t(rows) * columns), keys(size_t(rows) * 1024);
+    DeviceBuffer<uint32_t> indices(size_t(rows) * 1024);
+    fill(values, values_of("normal", 1, 1 << 22));
     for (SelectWay way : {SelectWay::Threshold, SelectWay::Warp, SelectWay::Radix}) {
-        if (way == SelectWay::Radix && rows > 1)
+        if ((way == SelectWay::Radix && rows > 1) || (!only.empty() && only != way_name(way)))
             continue;
         printf("%u x %u, %-9s", rows, columns, way_name(way));
         for (uint32_t k : {10u, 32u, 100u, 256u, 1024u}) {
             if (way == SelectWay::Warp && k > 256 && size_t(rows) * columns > 200000000)
                 continue;
-            SelectWorkspace workspace;
-            std::vector<float> times;
-            for (int i = 0; i < 8; i++) {
-                cudaEventRecord(begin);
-                launch_select(machine, way, {values.data(), rows, columns, k, keys.data(), indices.data()}, &workspace,
-                              nullptr);
-                cudaEventRecord(end);
-                check(cudaEventSynchronize(end), "bench");
-                float ms;
-                cudaEventElapsedTime(&ms, begin, end);
-                if (i > 1)
-                    times.push_back(ms * 1e3f);
-            }
-            std::sort(times.begin(), times.end());
-            float us = times[times.size() / 2];
-            printf(" | k %u: %.0f us, %.0f GB/s", k, us, 4e-3 * rows * columns / us);
+            float us = time_of(way, {values.data(), rows, columns, k, keys.data(), indices.data()}, 8);
+            printf(" | k %u: %.1f us, %.0f GB/s", k, us, 4e-3 * rows * columns / us);
+        }
+        printf("\n");
+        fflush(stdout);
+    }
+}
+
+/* Inputs that defeat bounds from samples, against normal ones. */
+static void hard(uint32_t rows, uint32_t columns)
+{
+    DeviceBuffer<float> values(size_t(rows) * columns), keys(size_t(rows) * 1024);
+    DeviceBuffer<uint32_t> indices(size_t(rows) * 1024);
+    float normal[3] = {};
+    for (const char *kind :
+         {"normal", "few", "equal", "descending", "ascending", "nan", "all nan", "infinite", "zeros"}) {
+        const uint32_t some = std::min(rows, std::max(1u, 4000000 / columns));
+        fill(values, values_of(kind, some, columns));
+        printf("%u x %u, %-10s", rows, columns, kind);
+        int i = 0;
+        for (uint32_t k : {10u, 100u, 1024u}) {
+            SelectArguments arguments = {values.data(), rows, columns, k, keys.data(), indices.data()};
+            float us = time_of(select_way(k), arguments, 5);
+            if (!strcmp(kind, "normal"))
+                normal[i] = us;
+            printf(" | k %u: %.1f us, %.1f x", k, us, us / normal[i++]);
         }
         printf("\n");
         fflush(stdout);
@@ -150,7 +186,14 @@ int main(int argc, char **argv)
                                          {10000, 1024},
                                          {10000, 16384},
                                          {10000, 100000}})
-                bench(rows, columns);
+                bench(rows, columns, argc > 2 ? argv[2] : "");
+            return 0;
+        }
+        if (mode == "--hard") {
+            hard(1, 1000000);
+            hard(100, 1000000);
+            hard(10000, 1024);
+            hard(10000, 16384);
             return 0;
         }
         if (mode == "--tiny") {
@@ -176,6 +219,11 @@ int main(int argc, char **argv)
             test("normal", 1, 1000003, 100);
             test("few", 1, 1000003, 1024);
             test("equal", 3, 300000, 8192);
+            /* One row by the whole device, and longer than its registers hold. */
+            for (const char *kind : {"normal", "few", "equal", "descending", "nan", "all nan", "infinite", "zeros"})
+                for (uint32_t k : {1u, 100u, 1024u})
+                    for (uint32_t columns : {65536u, 1000001u, 2200003u})
+                        test(kind, 1, columns, k);
         }
     } catch (const Failure &failure) {
         printf("failed: %s\n", failure.text);
