@@ -201,6 +201,8 @@ int main(int argc, char **argv)
                 for (uint32_t k : {10u, 100u, 1024u})
                     for (uint32_t columns : {1025u, 8193u})
                         test(kind, 2, columns, k);
+            for (const char *kind : {"normal", "equal"})
+                test(kind, 1, 65536, 100); /* by the whole device */
             printf("%d passed, %d failed\n", runs - failures, failures);
             return failures != 0;
         }
