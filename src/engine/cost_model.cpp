@@ -74,7 +74,7 @@ FormModel FormModel::measured(uint32_t nodes, uint32_t largest, const Run &run)
     };
     double key_ns = HUGE_VAL;
     for (uint32_t i = 0; i < kWalks; i++) {
-        first_look(SearchForm::Graph, kWalkEf[i], model.walk_[i], 0);
+        first_look(SearchForm::Graph, kWalkEf[i], model.walk_[i], i == 0 ? 0 : model.walk_[0][0] * kWalkEf[i] / kWalkEf[0]);
         for (uint32_t b = 0; b < kReferenceBatches; b++)
             key_ns = std::min(key_ns, model.walk_[i][b] / (kKeysOfEf * kWalkEf[i] * kFormBatches[b]));
     }

@@ -10,7 +10,7 @@
  * which one query pays alone and 256 share. The mean gives each size the same say and asks for no guess about the load.
  *
  * The model: for each batch, a walk's time is linear in ef through two points; a scan's is a step function of k (devices take other
- * kernels above some k). A batch whose call would take too long is not run: its time is that of the smaller one, in proportion, which
+ * kernels above some k: the GPU above 256). A batch whose call would take too long is not run: its time is that of the smaller one, in proportion, which
  * no device needs more than.
  */
 #pragma once
@@ -65,7 +65,7 @@ public:
 private:
     static constexpr uint32_t kWalks = 2, kScans = 3;
     static constexpr uint32_t kWalkEf[kWalks] = {40, 200};
-    static constexpr uint32_t kScanK[kScans] = {32, 128, 512};
+    static constexpr uint32_t kScanK[kScans] = {32, 256, 512};
 
     double walk_ns(uint32_t ef, uint32_t batch) const;
     double scan_ns(uint32_t k, uint32_t batch) const;

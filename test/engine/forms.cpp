@@ -88,7 +88,7 @@ void test_model()
     {
         Machine steps = {[&](SearchForm form, uint32_t width, uint32_t batch) { return gpu(form, width, batch, 3e5); }};
         FormModel model = steps.model(300000);
-        CHECK(model.choose(300, 22) == SearchForm::Exact && model.choose(300, 128) == SearchForm::Exact, "few");
+        CHECK(model.choose(300, 22) == SearchForm::Exact && model.choose(400, 250) == SearchForm::Exact, "few");
         CHECK(model.choose(300, 300) == SearchForm::Graph, "many");
     }
 
@@ -116,6 +116,19 @@ void test_model()
         Machine slow = {[&](SearchForm form, uint32_t width, uint32_t batch) { return core(form, width, batch, 1e6); }};
         FormModel model = slow.model(1000000);
         CHECK(slow.longest_batch < 64 && model.choose(40, 22) == SearchForm::Graph, "%u", slow.longest_batch);
+    }
+
+    TEST("a device that is so slow, or so busy, that hardly anything can be run");
+    for (double ms : {3, 8, 16, 40, 500}) {
+        Machine busy = {[&](SearchForm, uint32_t, uint32_t) { return ms * 1e6; }};
+        FormModel model = busy.model(1000000);
+        float exact[kReferenceBatches], graph[kReferenceBatches];
+        model.times(200, 22, exact, graph);
+        bool known = true;
+        for (uint32_t b = 0; b < kReferenceBatches; b++)
+            known = known && exact[b] > 0 && graph[b] > 0;
+        CHECK(known && model.choose(40, 22) == SearchForm::Graph, "%g ms: a time is missing", ms);
+        CHECK(busy.spent <= 2.5 * FormModel::kBudgetNs || busy.runs <= 2, "%g ms: %u runs", ms, busy.runs);
     }
 
     TEST("a run that fails leaves the graph, and is tried again");
