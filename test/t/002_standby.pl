@@ -15,9 +15,7 @@ my $primary = vg_node(
     streaming => 1,
     archiving => 1,
     conf      => "wal_consistency_checking = 'generic'\nwal_log_hints = on\nwal_keep_size = 256MB\nhot_standby_feedback = off\n"
-      . "max_standby_streaming_delay = 200ms\nmax_standby_archive_delay = 200ms\n"
-      # Each server's engine measures for itself, and answers are compared.
-      . "vecgpu.device_form = graph\n");
+      . "max_standby_streaming_delay = 200ms\nmax_standby_archive_delay = 200ms\n");
 $primary->backup('first');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'first', has_streaming => 1);
