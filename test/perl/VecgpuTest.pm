@@ -32,11 +32,12 @@ sub vg_conf
       . vg_device_conf();
 }
 
-# Where searches run: VECGPU_TEST_DEVICE=host sends them all through the engine, and what the engine cannot do is an error.
+# Where searches run: VECGPU_TEST_DEVICE=host sends them all through the engine, and what the engine cannot do is an error. The form is given, since
+# these tests are about graphs, and compare servers whose engines measure for themselves.
 sub vg_device_conf
 {
     my $device = $ENV{VECGPU_TEST_DEVICE} // '';
-    return $device eq '' ? '' : "vecgpu.device = $device\nvecgpu.fallback = off\n";
+    return $device eq '' ? '' : "vecgpu.device = $device\nvecgpu.fallback = off\nvecgpu.device_form = graph\n";
 }
 
 # A started node with the extension and vg_functions. Options: conf (text), streaming (allows standbys), archiving.

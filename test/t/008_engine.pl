@@ -82,6 +82,21 @@ is(sql("SELECT vecgpu_evict('items_v')"), '0', 'nothing to evict twice');
 like(sql("SELECT * FROM vecgpu_prewarm('items_v')"), qr/^host\|\d{6,}\|$bytes\|[\d.]+$/, 'vecgpu_prewarm loads');
 is(sql("SELECT device, bytes_sent, bytes IS NULL FROM vecgpu_prewarm('items_v')"), 'host|0|t', '... and has nothing to do then');
 is(sql("SELECT m.index::regclass, m.epoch > 0, m.idle >= '0' FROM vecgpu_mirrors() m"), 'items_v|t|t', 'vecgpu_mirrors() after prewarm');
+{
+    # Exact or graph: measured once, whatever comes and goes (law 10).
+    my $forms = 'SELECT device_form, exact_us, graph_us, (SELECT exact_from FROM vecgpu_mirrors()) FROM vecgpu_info(\'items_v\')';
+    my $measured = sql($forms);
+    like($measured, qr/^(exact|graph)\|\{([\d.e+]+,){3}[\d.e+]+\}\|\{([\d.e+]+,){3}[\d.e+]+\}\|\d*$/, 'vecgpu_info tells the form and what was measured');
+    my $answer = sql("SELECT array_agg(id) FROM (SELECT id FROM items ORDER BY v <-> uvec(-1, 16) LIMIT 20) s");
+    for my $round (1 .. 3)
+    {
+        sql("SELECT vecgpu_evict('items_v')");
+        is(sql("SELECT device_form IS NULL AND exact_us IS NULL AND graph_us IS NULL FROM vecgpu_info('items_v')"), 't', "evicted $round: no form");
+        sql("SELECT vecgpu_prewarm('items_v')");
+        is(sql($forms), $measured, '... and the same one after prewarm');
+        is(sql("SET vecgpu.fallback = off; SELECT array_agg(id) FROM (SELECT id FROM items ORDER BY v <-> uvec(-1, 16) LIMIT 20) s"), $answer, '... with the same rows');
+    }
+}
 is(sql("SELECT bytes_sent FROM vecgpu_prewarm('small_v')"), '0', 'vecgpu_prewarm of an index that is all delta');
 SKIP:
 {
