@@ -103,11 +103,10 @@ template <Storage kStorage>
 bool launch_graph_block(const Machine &machine, const Job &job, BlockShape shape, cudaStream_t stream);
 
 /*
- * Keys of the hits of all queries again, by the fine kernel, and their order: for storages whose graph kernel is
- * coarse.
+ * The hits of `walk`, whose keys are coarse, computed again by the fine kernel: the best of them are those of `job`.
  */
 template <Storage kStorage>
-void launch_refine(const Machine &machine, const Job &job, cudaStream_t stream);
+void launch_refine(const Machine &machine, const Job &job, const Job &walk, cudaStream_t stream);
 
 /* float32 queries (count x dimensions) to what the kernels read, see rows.cuh. */
 void launch_prepare(Storage storage, const float *queries, uint32_t dimensions, uint32_t pieces, uint32_t count,

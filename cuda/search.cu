@@ -207,17 +207,42 @@ private:
     void launch_graph_search(const float *raw)
     {
         const Machine &machine = mirror_.device->machine;
-        const Storage storage = storage_;
+        const Storage storage = version_->walks_on_image ? Storage::Int8 : storage_;
         launch_entry(machine, *version_->pivots, raw, count_, stream_.entries.data(), stream_.ticket.data(),
                      stream_.stream);
+        const Job walk = describe_walk(raw);
         bool done = false;
         /* A smaller cluster needs less room for what its blocks tell each other. */
         for (BlockShape shape = shape_of_blocks(); shape.blocks > 0 && !done; shape.blocks /= 2)
-            VECGPU_BY_STORAGE(done = launch_graph_block<kStorage>(machine, job_, shape, stream_.stream));
+            VECGPU_BY_STORAGE(done = launch_graph_block<kStorage>(machine, walk, shape, stream_.stream));
         if (!done)
-            VECGPU_BY_STORAGE(launch_graph_warp<kStorage>(machine, job_, stream_.ticket.data(), stream_.stream));
-        if (storage == Storage::Int8)
-            launch_refine<Storage::Int8>(machine, job_, stream_.stream);
+            VECGPU_BY_STORAGE(launch_graph_warp<kStorage>(machine, walk, stream_.ticket.data(), stream_.stream));
+        if (storage == Storage::Int8) {
+            const Storage storage = storage_;
+            VECGPU_BY_STORAGE(launch_refine<kStorage>(machine, job_, walk, stream_.stream));
+        }
+    }
+
+    /* What the graph kernels search: the rows, or their image; if it is int8, coarsely, for refining. */
+    Job describe_walk(const float *raw)
+    {
+        Job walk = job_;
+        if (version_->walks_on_image) {
+            walk.rows = mirror_.walk_image.view(job_.rows);
+            stream_.walk_prepared.reserve(static_cast<size_t>(count_) *
+                                          query_pieces(Storage::Int8, walk.rows.pieces));
+            walk.prepared = stream_.walk_prepared.data();
+            launch_prepare(Storage::Int8, raw, walk.rows.dimensions, walk.rows.pieces, count_,
+                           stream_.walk_prepared.data(), stream_.stream);
+        } else if (storage_ != Storage::Int8) {
+            return walk;
+        }
+        walk.k = refined_hits(job_.k, job_.ef);
+        stream_.walk_hits.reserve(static_cast<size_t>(count_) * walk.k);
+        stream_.walk_counts.reserve(count_);
+        walk.hits = stream_.walk_hits.data();
+        walk.counts = stream_.walk_counts.data();
+        return walk;
     }
 
     /* The form of a graph search by the number of queries: measured, see README.md. No blocks: a warp a query. */

@@ -7,6 +7,7 @@
 #include "convert.h"
 #include "entry.h"
 #include "flat_batch.h"
+#include "walk_image.h"
 
 #include "engine/device.h"
 
@@ -36,6 +37,7 @@ struct Version {
     std::shared_ptr<const Pivots> pivots;
     uint32_t upper_seen = 0, pivot_nodes = 0; /* records and nodes when the pivots were chosen */
     FlatImage::Bounds bounds{};
+    bool walks_on_image = false; /* see walk_image.h; decided with the pivots */
 };
 
 struct UpperNode {
@@ -57,9 +59,9 @@ struct DeviceStream {
     cuda::PinnedBuffer<Hit> host_hits;
     cuda::PinnedBuffer<uint32_t> host_counts;
     cuda::DeviceBuffer<float> queries;
-    cuda::DeviceBuffer<uint4> prepared;
-    cuda::DeviceBuffer<uint32_t> entries, counts, ticket, minima, counters, orders, bits;
-    cuda::DeviceBuffer<Hit> hits;
+    cuda::DeviceBuffer<uint4> prepared, walk_prepared;
+    cuda::DeviceBuffer<uint32_t> entries, counts, walk_counts, ticket, minima, counters, orders, bits;
+    cuda::DeviceBuffer<Hit> hits, walk_hits;
     cuda::DeviceBuffer<cuda::Word> candidates;
     cuda::DeviceBuffer<cuda::RadixState> radix;
     cuda::DeviceBuffer<unsigned char> staging;
@@ -78,6 +80,7 @@ struct DeviceMirror {
     cuda::DeviceBuffer<float2> side;
     cuda::DeviceBuffer<uint32_t> links;
     cuda::FlatImage image;
+    cuda::WalkImage walk_image;
 
     std::mutex writing;              /* of the host's side below */
     std::vector<uint32_t> live_bits; /* bit s: slot record s says that node s may be returned */
