@@ -61,7 +61,7 @@ __device__ __forceinline__ void cluster_barrier(uint32_t blocks)
 }
 
 template <class Kernel, int kRegisters, int kBlockThreads>
-__global__ void __launch_bounds__(kBlockThreads, 512 / kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, kBlockThreads == 128 ? 6 : 512 / kBlockThreads)
     graph_block_kernel(const GraphArguments a, uint32_t blocks)
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
@@ -355,8 +355,10 @@ struct BlockLauncher {
             go<Kernel, 16, 512>();
         else if (shape.threads == 512)
             job.ef <= 128 ? go<Kernel, 4, 512>() : go<Kernel, 8, 512>();
-        else
+        else if (shape.threads == 256)
             job.ef <= 128 ? go<Kernel, 4, 256>() : go<Kernel, 8, 256>();
+        else
+            job.ef <= 128 ? go<Kernel, 4, 128>() : go<Kernel, 8, 128>();
     }
 
     template <class Kernel, int kRegisters, int kThreads>

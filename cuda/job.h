@@ -91,8 +91,8 @@ template <Storage kStorage>
 void launch_graph_warp(const Machine &machine, const Job &job, uint32_t *ticket, cudaStream_t stream);
 
 /*
- * What works on one query: a cluster of 1, 2, 4 or 8 blocks (more than 1 only on a chip with clusters) of 256 or 512
- * threads.
+ * What works on one query: a cluster of 1, 2, 4 or 8 blocks (more than 1 only on a chip with clusters) of 128, 256 or
+ * 512 threads (several only with 512).
  */
 struct BlockShape {
     uint32_t blocks, threads;
