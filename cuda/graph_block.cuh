@@ -14,7 +14,11 @@
 
 namespace vecgpu::cuda {
 
-constexpr int kBlockBucketBits = 10;
+/* Many small blocks an SM have room for smaller visited sets only. */
+__host__ __device__ constexpr int block_bucket_bits(uint32_t threads)
+{
+    return threads <= 128 ? 9 : 10;
+}
 
 /* Places of one block in a box: all links of a round may belong to it. */
 __host__ __device__ constexpr uint32_t box_places(uint32_t parents, uint32_t degree)
@@ -26,7 +30,7 @@ template <class Kernel>
 __host__ __device__ constexpr uint32_t graph_block_words(uint32_t pieces, uint32_t k, bool bits, uint32_t parents,
                                                          uint32_t degree, uint32_t blocks, uint32_t threads)
 {
-    return VisitedSet<kBlockBucketBits>::kWords + Kernel::kVectors * pieces * 4 +
+    return (4u << block_bucket_bits(threads)) + Kernel::kVectors * pieces * 4 +
            2 * 2 * blocks * box_places(parents, degree) + 2 * 2 * box_places(parents, degree) + threads + kMaxParents +
            (bits ? (2 * k + 3) / 4 * 4 : 0);
 }
@@ -61,11 +65,11 @@ __device__ __forceinline__ void cluster_barrier(uint32_t blocks)
 }
 
 template <class Kernel, int kRegisters, int kBlockThreads>
-__global__ void __launch_bounds__(kBlockThreads, kBlockThreads == 128 ? 6 : 512 / kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, kBlockThreads == 128 ? 8 : 512 / kBlockThreads)
     graph_block_kernel(const GraphArguments a, uint32_t blocks)
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
-    using Visited = VisitedSet<kBlockBucketBits>;
+    using Visited = VisitedSet<block_bucket_bits(kBlockThreads)>;
     constexpr uint32_t kWarps = kBlockThreads / 32;
     const uint32_t places = box_places(a.parents, a.degree);
     uint32_t *table = dynamic;

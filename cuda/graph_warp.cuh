@@ -56,7 +56,7 @@ __host__ __device__ constexpr uint32_t graph_warp_words(uint32_t pieces, uint32_
 
 /* A list word is (order, slot << 1 | expanded): slots are below 2^31. */
 template <class Kernel, int kRegisters>
-__global__ void __launch_bounds__(128, kRegisters <= 4 ? 9 : 4) graph_warp_kernel(const GraphArguments a)
+__global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kernel(const GraphArguments a)
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
     using Visited = VisitedSet<kGraphBucketBits>;
@@ -161,15 +161,19 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 9 : 4) graph_warp_kerne
             __syncwarp();
         };
 
-        /* Ids that are met for the first time go to the queue. */
+        /* Ids that are met for the first time go to the queue; their rows (512 bytes of them) are on the way to L2. */
         auto visit = [&](const uint32_t (&id)[4]) {
             Put put[4];
             Visited::put_four(table, id, a.nodes, narrow, put);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const uint32_t m = __ballot_sync(kFullWarp, put[i] != Put::Seen);
-                if (put[i] != Put::Seen)
+                if (put[i] != Put::Seen) {
                     queue[queued + __popc(m & before)] = id[i] | (put[i] == Put::Full ? 0x80000000u : 0);
+                    const uint4 *row = a.rows.data + static_cast<size_t>(id[i]) * a.rows.pitch;
+                    for (uint32_t p = 0; p < a.rows.pieces && p < 32; p += 8)
+                        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + p));
+                }
                 queued += __popc(m);
             }
         };
@@ -291,7 +295,7 @@ struct WarpLauncher {
         uint32_t warps = job.count <= static_cast<uint32_t>(machine.sms) * 2 ? 1 : 4;
         while (warps > 1 && warps * bytes > machine.shared_per_block)
             warps /= 2;
-        const uint32_t resident = static_cast<uint32_t>(machine.sms) * 36 / warps;
+        const uint32_t resident = static_cast<uint32_t>(machine.sms) * 32 / warps;
         const uint32_t blocks = std::min((job.count + warps - 1) / warps, resident);
         allow_shared<graph_warp_kernel<Kernel, kRegisters>>(warps * bytes, machine.ordinal);
         const GraphArguments a = graph_arguments(job, ticket);
