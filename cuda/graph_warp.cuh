@@ -42,7 +42,7 @@ __device__ __forceinline__ uint32_t round_width(const GraphArguments &a, uint32_
     return min(a.parents, a.first_parents << min(round >> a.ramp_shift, 8u));
 }
 
-constexpr uint32_t kCells = 128; /* links that a warp looks at together, four a lane */
+constexpr uint32_t kCells = 128;         /* links that a warp looks at together, four a lane */
 constexpr uint32_t kQueue = kCells + 32; /* ids that wait: fewer than 32 before four more a lane */
 
 /* Words of shared memory that a warp needs, a multiple of 4. */
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
         };
 
         /* Ids that are met for the first time go to the queue; their rows (512 bytes of them) are on the way to L2. */
-        auto visit = [&](const uint32_t (&id)[4]) {
+        auto visit = [&](const uint32_t(&id)[4]) {
             Put put[4];
             Visited::put_four(table, id, a.nodes, narrow, put);
 #pragma unroll
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
 
         uint32_t cells = 1, first = 0, round = 0;
         /* Links first + 4 * lane .. + 3 of all links of the chosen nodes. */
-        auto read_links = [&](uint32_t (&id)[4]) {
+        auto read_links = [&](uint32_t(&id)[4]) {
             const uint32_t cell = first + 4 * lane;
             if (quads) {
                 uint4 four = make_uint4(kNone, kNone, kNone, kNone);

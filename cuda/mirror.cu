@@ -257,9 +257,9 @@ void commit_mirror(DeviceStream &stream, DeviceMirror &mirror, const MirrorState
                 next->upper_seen = state.upper;
                 next->pivot_nodes = state.nodes;
                 if (mirror.walk_image.enabled)
-                    next->walks_on_image = walk_image_serves(
-                        mirror.walk_image, mirror.shape.storage, mirror.view(), mirror.links.data(),
-                        2 * mirror.shape.m, state.nodes, pivots->slots.data(), pivots->count, stream.stream);
+                    next->walks_on_image = walk_image_serves(mirror.walk_image, mirror.shape.storage, mirror.view(),
+                                                             mirror.links.data(), 2 * mirror.shape.m, state.nodes,
+                                                             pivots->slots.data(), pivots->count, stream.stream);
             }
         }
     }

@@ -229,8 +229,7 @@ private:
         Job walk = job_;
         if (version_->walks_on_image) {
             walk.rows = mirror_.walk_image.view(job_.rows);
-            stream_.walk_prepared.reserve(static_cast<size_t>(count_) *
-                                          query_pieces(Storage::Int8, walk.rows.pieces));
+            stream_.walk_prepared.reserve(static_cast<size_t>(count_) * query_pieces(Storage::Int8, walk.rows.pieces));
             walk.prepared = stream_.walk_prepared.data();
             launch_prepare(Storage::Int8, raw, walk.rows.dimensions, walk.rows.pieces, count_,
                            stream_.walk_prepared.data(), stream_.stream);

@@ -78,7 +78,10 @@ private:
         return h ^ h >> (kNarrowBits / 2);
     }
 
-    static __device__ __forceinline__ uint32_t *bucket_of(uint32_t *table, uint32_t h) { return table + (h >> 15) * 4; }
+    static __device__ __forceinline__ uint32_t *bucket_of(uint32_t *table, uint32_t h)
+    {
+        return table + (h >> 15) * 4;
+    }
 
     /* `b`: what the bucket held a moment ago. */
     static __device__ __forceinline__ Put put_narrow(uint32_t *table, uint32_t h, uint4 b)

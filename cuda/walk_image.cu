@@ -20,9 +20,8 @@ uint32_t image_pitch(uint32_t dimensions)
 }
 
 /* One warp a row. */
-__global__ void __launch_bounds__(128)
-    walk_rows_kernel(Storage storage, const Rows rows, uint32_t first, uint32_t count, uint32_t pitch, uint4 *image,
-                     float2 *side)
+__global__ void __launch_bounds__(128) walk_rows_kernel(Storage storage, const Rows rows, uint32_t first,
+                                                        uint32_t count, uint32_t pitch, uint4 *image, float2 *side)
 {
     const int lane = threadIdx.x & 31;
     const uint32_t i = blockIdx.x * 4 + threadIdx.x / 32;
@@ -90,8 +89,8 @@ __global__ void __launch_bounds__(128)
     }
     /* Rounding to steps of s is an error of s / sqrt(12) a component, and that along any direction. */
     if (lane == 0)
-        errors[i] = nearest < INFINITY ? side[slot].x * factor * sqrtf(1 / 12.f) / sqrtf(nearest)
-                                       : __uint_as_float(0x7fffffff);
+        errors[i] =
+            nearest < INFINITY ? side[slot].x * factor * sqrtf(1 / 12.f) / sqrtf(nearest) : __uint_as_float(0x7fffffff);
 }
 
 } // namespace
