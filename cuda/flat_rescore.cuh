@@ -78,65 +78,6 @@ __global__ void __launch_bounds__(kRescoreThreads) rescore_kernel(const Rows row
         counts[q] = min(left, k);
 }
 
-/* A block a query; shared memory for `room` words, a power of two >= k. */
-template <class Kernel>
-__global__ void __launch_bounds__(128)
-    refine_kernel(const Rows rows, const uint4 *prepared, uint32_t k, uint32_t room, Hit *hits, const uint32_t *counts)
-{
-    extern __shared__ __align__(16) unsigned char dynamic[];
-    Word *list = reinterpret_cast<Word *>(dynamic);
-    uint4 *query = reinterpret_cast<uint4 *>(list + room);
-    const uint32_t q = blockIdx.x, count = counts[q];
-    if (count > k)
-        return;
-    const uint4 *mine = prepared + static_cast<size_t>(q) * query_pieces(Kernel::storage, rows.pieces);
-    QueryHead head;
-    uint4 first_piece = __ldg(mine);
-    memcpy(&head, &first_piece, sizeof head);
-    for (uint32_t i = threadIdx.x; i < Kernel::kVectors * rows.pieces; i += blockDim.x)
-        query[i] = __ldg(mine + Kernel::query_offset(rows.pieces) + i);
-    for (uint32_t i = threadIdx.x; i < room; i += blockDim.x)
-        list[i] = kNoWord;
-    __syncthreads();
-    hits += static_cast<size_t>(q) * k;
-    const int lane = threadIdx.x & 31;
-    for (uint32_t first = threadIdx.x & ~31u; first < count; first += blockDim.x) {
-        const int n = min(32u, count - first);
-        const uint32_t slot = hits[first + min(lane, n - 1)].slot;
-        const float key = Kernel::keys(rows, query, head, slot, n);
-        if (lane < n)
-            list[first + lane] = word_of(key, slot);
-    }
-    block_sort(list, room);
-    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
-        hits[i] = {slot_of_word(list[i]), key_of_word(list[i])};
-}
-
-struct RefineLauncher {
-    const Machine &machine;
-    const Job &job;
-    cudaStream_t stream;
-
-    template <class Kernel>
-    void run()
-    {
-        uint32_t room = 2;
-        while (room < job.k)
-            room *= 2;
-        const size_t shared = room * sizeof(Word) + Kernel::kVectors * job.rows.pieces * sizeof(uint4);
-        allow_shared<refine_kernel<Kernel>>(shared, machine.ordinal);
-        refine_kernel<Kernel>
-            <<<job.count, 128, shared, stream>>>(job.rows, job.prepared, job.k, room, job.hits, job.counts);
-        check_launch("refine");
-    }
-};
-
-template <Storage kStorage>
-void launch_refine(const Machine &machine, const Job &job, cudaStream_t stream)
-{
-    with_kernel<kStorage, true, 4>(job.rows.metric, job.rows.dimensions, RefineLauncher{machine, job, stream});
-}
-
 struct RescoreLauncher {
     const Machine &machine;
     const Job &job;

@@ -8,6 +8,5 @@ template bool launch_scan<Storage::VECGPU_STORAGE>(const Machine &, const Job &,
                                                    const ScanWorkspace &, cudaStream_t);
 template void launch_keys<Storage::VECGPU_STORAGE>(const Machine &, const Job &, uint32_t, uint32_t *, cudaStream_t);
 template void launch_rescore<Storage::VECGPU_STORAGE>(const Machine &, const Job &, const FlatLists &, cudaStream_t);
-template void launch_refine<Storage::VECGPU_STORAGE>(const Machine &, const Job &, cudaStream_t);
 
 } // namespace vecgpu::cuda

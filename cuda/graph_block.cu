@@ -4,14 +4,16 @@
 namespace vecgpu::cuda {
 
 template <Storage kStorage>
-bool launch_graph_block(const Machine &machine, const Job &job, BlockShape shape, cudaStream_t stream)
+bool launch_graph_block(const Machine &machine, const Job &job, const Job &walk, Storage storage, BlockShape shape,
+                        cudaStream_t stream)
 {
     bool fits = false;
     with_kernel<kStorage, false, 4>(job.rows.metric, job.rows.dimensions,
-                                    BlockLauncher{machine, job, shape, stream, &fits});
+                                    BlockLauncher{machine, job, walk, storage, shape, stream, &fits});
     return fits;
 }
 
-template bool launch_graph_block<Storage::VECGPU_STORAGE>(const Machine &, const Job &, BlockShape, cudaStream_t);
+template bool launch_graph_block<Storage::VECGPU_STORAGE>(const Machine &, const Job &, const Job &, Storage, BlockShape,
+                                                          cudaStream_t);
 
 } // namespace vecgpu::cuda

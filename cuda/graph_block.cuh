@@ -25,15 +25,33 @@
 
 namespace vecgpu::cuda {
 
-constexpr int kBlockBucketBits = 10;
+/* Many small blocks an SM have room for smaller visited sets only. */
+__host__ __device__ constexpr int block_bucket_bits(uint32_t threads)
+{
+    return threads <= 128 ? 9 : 10;
+}
+
 constexpr uint32_t kMaxBlocks = 8;          /* of a cluster */
 constexpr uint32_t kStaticShared = 7 << 10; /* bytes, beside the dynamic shared memory: a bound */
 
 struct BlockArguments {
-    GraphArguments graph;
-    const float *raw; /* count x dimensions; null: they came with the launch */
+    GraphArguments graph; /* the walk; its k is how many hits are computed again if its keys are coarse */
+    const float *raw;     /* count x dimensions; null: they came with the launch */
     PivotView pivots;
+    Rows rows; /* what hits are computed again from, if the walk's keys are coarse */
+    Storage storage;
+    uint32_t k; /* hits wanted */
 };
+
+/* `job` is what is asked for, `walk` what is walked on. */
+inline BlockArguments block_arguments(const Job &job, const Job &walk, Storage storage)
+{
+    BlockArguments arguments = {graph_arguments(walk, nullptr), job.inline_raw ? nullptr : job.raw, job.pivots,
+                                job.rows, storage, job.k};
+    arguments.graph.hits = job.hits;
+    arguments.graph.counts = job.counts;
+    return arguments;
+}
 
 /* Places of one block in a box: all links of a round may belong to it. */
 __host__ __device__ constexpr uint32_t box_places(uint32_t parents, uint32_t degree)
@@ -49,10 +67,10 @@ __host__ __device__ constexpr uint32_t block_query_pieces(Storage storage, uint3
 
 __host__ __device__ constexpr uint32_t graph_block_words(Storage storage, uint32_t pieces, uint32_t k, bool bits,
                                                          uint32_t parents, uint32_t degree, uint32_t blocks,
-                                                         uint32_t capacity)
+                                                         uint32_t capacity, uint32_t threads)
 {
     const uint32_t places = box_places(parents, degree);
-    return VisitedSet<kBlockBucketBits>::kWords + block_query_pieces(storage, pieces) * 4 + 2 * 2 * blocks * places +
+    return (4u << block_bucket_bits(threads)) + block_query_pieces(storage, pieces) * 4 + 2 * 2 * blocks * places +
            2 * 2 * places + 2 * 2 * capacity + places + (bits ? (2 * k + 3) / 4 * 4 : 0);
 }
 
@@ -64,13 +82,26 @@ __device__ __forceinline__ uint32_t mix_id(uint32_t x)
     return x;
 }
 
-/* The kernel that computes hits again, for a storage whose graph kernel is coarse. */
+/* Keys by the fine kernel of any storage, with the metric and the length of rows of Kernel. */
 template <class Kernel>
-struct FineKernel;
+struct FineKeys;
 
 template <Storage kStorage, bool kDot, bool kShort, bool kFine, int kFlight>
-struct FineKernel<RowKernel<kStorage, kDot, kShort, kFine, kFlight>> {
-    using type = RowKernel<kStorage, kDot, kShort, true, kFlight>;
+struct FineKeys<RowKernel<kStorage, kDot, kShort, kFine, kFlight>> {
+    static __device__ float get(Storage storage, const Rows &rows, const uint4 *query, const QueryHead &head,
+                                uint32_t slot, int n)
+    {
+        switch (storage) {
+        case Storage::Float32:
+            return RowKernel<Storage::Float32, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
+        case Storage::Float16:
+            return RowKernel<Storage::Float16, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
+        case Storage::BFloat16:
+            return RowKernel<Storage::BFloat16, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
+        default:
+            return RowKernel<Storage::Int8, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
+        }
+    }
 };
 
 /* How many of `count` ascending words come before `word`. */
@@ -144,7 +175,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
                                    uint32_t *dynamic)
 {
     const GraphArguments &a = arguments.graph;
-    using Visited = VisitedSet<kBlockBucketBits>;
+    using Visited = VisitedSet<block_bucket_bits(kBlockThreads)>;
     constexpr uint32_t kCapacity = WarpList<kRegisters>::kCapacity, kWarps = kBlockThreads / 32;
     const uint32_t places = box_places(a.parents, a.degree), pieces = a.rows.pieces;
     uint32_t *table = dynamic;
@@ -171,7 +202,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     const int lane = tid & 31;
     const uint32_t before = (1u << lane) - 1;
     const bool narrow = Visited::narrow(a.nodes);
-    Hit *hits = a.hits + static_cast<size_t>(q) * a.k;
+    Hit *hits = a.hits + static_cast<size_t>(q) * arguments.k;
     auto owns = [&](uint32_t id) { return (mix_id(id) & (blocks - 1)) == me; };
 
     for (uint32_t i = tid; i < Visited::kWords / 4; i += kBlockThreads)
@@ -480,7 +511,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         if (warp == 0) {
             const bool full = members[a.ef - 1] != kNoWord;
             uint32_t found = 0;
-            __syncwarp(); /* int8 hits are written over the list */
+            __syncwarp(); /* coarse hits are written over the list */
             for (uint32_t first = 0; first < a.k; first += 32) {
                 const uint32_t at = first + lane;
                 Word x = at >= a.k ? kNoWord : a.bits ? valid[at] : members[at];
@@ -494,19 +525,23 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             }
             /* Fewer nodes met than the list holds: the graph is torn, the answer must come from elsewhere. */
             if (lane == 0) {
-                a.counts[q] = full ? found : kOverflow;
+                a.counts[q] = full ? min(found, arguments.k) : kOverflow;
                 todo_count = found;
             }
         }
         if (Kernel::kCoarse) {
-            using Fine = typename FineKernel<Kernel>::type;
+            /* The components for the scan of the pivots have done their work. */
+            uint4 *fine = query + fine_offset(Kernel::storage, pieces);
+            if (arguments.storage != Storage::Int8)
+                query_components(arguments.storage, raw, arguments.rows.dimensions, arguments.rows.pieces, head.step, fine,
+                                 tid, kBlockThreads);
             __syncthreads();
             const uint32_t found = todo_count;
             for (uint32_t first = warp * 32; first < found; first += kBlockThreads) {
                 const uint32_t n = min(32u, found - first);
                 const uint32_t slot = slot_of_word(members[first + min(static_cast<uint32_t>(lane), n - 1)]);
-                const float key =
-                    Fine::keys(a.rows, query + fine_offset(Kernel::storage, pieces), head, slot, static_cast<int>(n));
+                const float key = FineKeys<Kernel>::get(arguments.storage, arguments.rows, fine, head, slot,
+                                                        static_cast<int>(n));
                 if (lane < static_cast<int>(n))
                     members[first + lane] = word_of(key, slot);
             }
@@ -516,7 +551,8 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
                 uint32_t rank = 0;
                 for (uint32_t j = 0; j < found; j++)
                     rank += members[j] < mine;
-                hits[rank] = {slot_of_word(mine), key_of_word(mine)};
+                if (rank < arguments.k)
+                    hits[rank] = {slot_of_word(mine), key_of_word(mine)};
             }
         }
     }
@@ -524,7 +560,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
 }
 
 template <class Kernel, int kRegisters, int kBlockThreads>
-__global__ void __launch_bounds__(kBlockThreads, 512 / kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, kBlockThreads == 128 ? 6 : 512 / kBlockThreads)
     graph_block_kernel(const __grid_constant__ BlockArguments a, const __grid_constant__ InlineQueries inline_queries,
                        uint32_t blocks)
 {
@@ -537,7 +573,8 @@ __global__ void __launch_bounds__(kBlockThreads, 512 / kBlockThreads)
 
 struct BlockLauncher {
     const Machine &machine;
-    const Job &job;
+    const Job &job, &walk;
+    Storage storage; /* of job.rows */
     BlockShape shape;
     cudaStream_t stream;
     bool *fits;
@@ -549,15 +586,18 @@ struct BlockLauncher {
             go<Kernel, 16, 512>();
         else if (shape.threads == 512)
             job.ef <= 128 ? go<Kernel, 4, 512>() : go<Kernel, 8, 512>();
-        else
+        else if (shape.threads == 256)
             job.ef <= 128 ? go<Kernel, 4, 256>() : go<Kernel, 8, 256>();
+        else
+            job.ef <= 128 ? go<Kernel, 4, 128>() : go<Kernel, 8, 128>();
     }
 
     template <class Kernel, int kRegisters, int kThreads>
     void go()
     {
-        const size_t bytes = graph_block_words(Kernel::storage, job.rows.pieces, job.k, job.bits != nullptr,
-                                               job.parents, job.degree, shape.blocks, WarpList<kRegisters>::kCapacity) *
+        const size_t bytes = graph_block_words(Kernel::storage, walk.rows.pieces, walk.k, job.bits != nullptr,
+                                               job.parents, job.degree, shape.blocks, WarpList<kRegisters>::kCapacity,
+                                               kThreads) *
                              sizeof(uint32_t);
         constexpr auto kernel = graph_block_kernel<Kernel, kRegisters, kThreads>;
         *fits = bytes + kStaticShared <= machine.shared_per_block;
@@ -578,8 +618,7 @@ struct BlockLauncher {
         attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
         config.attrs = &attribute;
         config.numAttrs = shape.blocks > 1 ? 1 : 0;
-        const BlockArguments arguments = {graph_arguments(job, nullptr), job.inline_raw ? nullptr : job.raw,
-                                          job.pivots};
+        const BlockArguments arguments = block_arguments(job, walk, storage);
         check(cudaLaunchKernelEx(&config, kernel, arguments, queries, shape.blocks), "graph_block");
     }
 };

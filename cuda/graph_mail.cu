@@ -4,16 +4,16 @@
 namespace vecgpu::cuda {
 
 template <Storage kStorage>
-bool launch_graph_mail(const Machine &machine, const Job &job, BlockShape shape, const MailJob &mail,
-                       cudaStream_t stream)
+bool launch_graph_mail(const Machine &machine, const Job &job, const Job &walk, Storage storage, BlockShape shape,
+                       const MailJob &mail, cudaStream_t stream)
 {
     bool fits = false;
     with_kernel<kStorage, false, 4>(job.rows.metric, job.rows.dimensions,
-                                    MailLauncher{machine, job, mail, shape, stream, &fits});
+                                    MailLauncher{machine, job, walk, storage, mail, shape, stream, &fits});
     return fits;
 }
 
-template bool launch_graph_mail<Storage::VECGPU_STORAGE>(const Machine &, const Job &, BlockShape, const MailJob &,
-                                                         cudaStream_t);
+template bool launch_graph_mail<Storage::VECGPU_STORAGE>(const Machine &, const Job &, const Job &, Storage, BlockShape,
+                                                         const MailJob &, cudaStream_t);
 
 } // namespace vecgpu::cuda

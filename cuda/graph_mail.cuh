@@ -29,10 +29,10 @@ __global__ void __launch_bounds__(kMailThreads, 1)
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
     __shared__ uint32_t taken[2], stop, found;
-    const uint32_t dimensions = given.graph.rows.dimensions, k = given.graph.k;
-    uint32_t *places =
-        dynamic + graph_block_words(Kernel::storage, given.graph.rows.pieces, k, given.graph.bits != nullptr,
-                                    given.graph.parents, given.graph.degree, blocks, WarpList<kRegisters>::kCapacity);
+    const uint32_t dimensions = given.graph.rows.dimensions;
+    uint32_t *places = dynamic + graph_block_words(Kernel::storage, given.graph.rows.pieces, given.graph.k,
+                                                   given.graph.bits != nullptr, given.graph.parents, given.graph.degree,
+                                                   blocks, WarpList<kRegisters>::kCapacity, kMailThreads);
     uint32_t *hits = places + 2 * ((dimensions + 3) / 4 * 4);
     BlockArguments arguments = given;
     arguments.graph.hits = reinterpret_cast<Hit *>(hits);
@@ -77,7 +77,8 @@ __global__ void __launch_bounds__(kMailThreads, 1)
 
 struct MailLauncher {
     const Machine &machine;
-    const Job &job;
+    const Job &job, &walk;
+    Storage storage; /* of job.rows */
     const MailJob &mail;
     BlockShape shape;
     cudaStream_t stream;
@@ -95,8 +96,9 @@ struct MailLauncher {
     template <class Kernel, int kRegisters>
     void go()
     {
-        const size_t words = graph_block_words(Kernel::storage, job.rows.pieces, job.k, job.bits != nullptr,
-                                               job.parents, job.degree, shape.blocks, WarpList<kRegisters>::kCapacity) +
+        const size_t words = graph_block_words(Kernel::storage, walk.rows.pieces, walk.k, job.bits != nullptr,
+                                               job.parents, job.degree, shape.blocks, WarpList<kRegisters>::kCapacity,
+                                               kMailThreads) +
                              graph_mail_words(job.rows.dimensions, job.k);
         const size_t bytes = words * sizeof(uint32_t);
         *fits = bytes + kStaticShared <= machine.shared_per_block;
@@ -115,7 +117,7 @@ struct MailLauncher {
         attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
         config.attrs = &attribute;
         config.numAttrs = shape.blocks > 1 ? 1 : 0;
-        const BlockArguments arguments = {graph_arguments(job, nullptr), nullptr, job.pivots};
+        const BlockArguments arguments = block_arguments(job, walk, storage);
         check(cudaLaunchKernelEx(&config, kernel, arguments, mail, shape.blocks), "graph_mail");
     }
 };

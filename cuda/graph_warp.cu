@@ -1,6 +1,8 @@
 /* graph_warp.cu: compiled once a storage, VECGPU_STORAGE names it. */
 #include "graph_warp.cuh"
 
+#include "graph_refine.cuh"
+
 namespace vecgpu::cuda {
 
 template <Storage kStorage>
@@ -9,6 +11,13 @@ void launch_graph_warp(const Machine &machine, const Job &job, uint32_t *ticket,
     with_kernel<kStorage, false, 4>(job.rows.metric, job.rows.dimensions, WarpLauncher{machine, job, ticket, stream});
 }
 
+template <Storage kStorage>
+void launch_refine(const Machine &machine, const Job &job, const Job &walk, cudaStream_t stream)
+{
+    with_kernel<kStorage, true, 4>(job.rows.metric, job.rows.dimensions, RefineLauncher{machine, job, walk, stream});
+}
+
 template void launch_graph_warp<Storage::VECGPU_STORAGE>(const Machine &, const Job &, uint32_t *, cudaStream_t);
+template void launch_refine<Storage::VECGPU_STORAGE>(const Machine &, const Job &, const Job &, cudaStream_t);
 
 } // namespace vecgpu::cuda

@@ -6,6 +6,9 @@
  * rows: a list after a round is the ef best of all keys computed so far, whatever the order within the round. Warps
  * take queries from a ticket, each at its own pace.
  *
+ * Nothing in a round waits for one node alone: links of several parents are read at once, ids that are new collect until
+ * 32 rows can be computed together, and words that enter the list until a merge is worth it.
+ *
  * Rows that may not be returned (dead, or outside of the filter) lead on like all others; a list of its own, in shared
  * memory, collects the k best of all rows met that may be returned.
  */
@@ -39,17 +42,21 @@ __device__ __forceinline__ uint32_t round_width(const GraphArguments &a, uint32_
     return min(a.parents, a.first_parents << min(round >> a.ramp_shift, 8u));
 }
 
+constexpr uint32_t kCells = 128;         /* links that a warp looks at together, four a lane */
+constexpr uint32_t kQueue = kCells + 32; /* ids that wait: fewer than 32 before four more a lane */
+
 /* Words of shared memory that a warp needs, a multiple of 4. */
 template <class Kernel>
 __host__ __device__ constexpr uint32_t graph_warp_words(uint32_t pieces, uint32_t k, bool bits)
 {
-    uint32_t words = VisitedSet<kGraphBucketBits>::kWords + Kernel::kVectors * pieces * 4 + 32 + kMaxParents;
+    uint32_t words =
+        VisitedSet<kGraphBucketBits>::kWords + Kernel::kVectors * pieces * 4 + 2 * 32 + kQueue + kMaxParents;
     return words + (bits ? (2 * k + 3) / 4 * 4 : 0);
 }
 
 /* A list word is (order, slot << 1 | expanded): slots are below 2^31. */
 template <class Kernel, int kRegisters>
-__global__ void __launch_bounds__(128, kRegisters <= 4 ? 9 : 4) graph_warp_kernel(const GraphArguments a)
+__global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kernel(const GraphArguments a)
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
     using Visited = VisitedSet<kGraphBucketBits>;
@@ -57,10 +64,11 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 9 : 4) graph_warp_kerne
     const uint32_t before = (1u << lane) - 1;
     uint32_t *table = dynamic + (threadIdx.x / 32) * graph_warp_words<Kernel>(a.rows.pieces, a.k, a.bits != nullptr);
     uint4 *query = reinterpret_cast<uint4 *>(table + Visited::kWords);
-    uint32_t *ids = reinterpret_cast<uint32_t *>(query + Kernel::kVectors * a.rows.pieces);
-    uint32_t *parents = ids + 32;
+    Word *pending = reinterpret_cast<Word *>(query + Kernel::kVectors * a.rows.pieces); /* 32 */
+    uint32_t *queue = reinterpret_cast<uint32_t *>(pending + 32);
+    uint32_t *parents = queue + kQueue;
     Word *valid = reinterpret_cast<Word *>(parents + kMaxParents); /* only with bits */
-    const bool narrow = Visited::narrow(a.nodes);
+    const bool narrow = Visited::narrow(a.nodes), quads = a.degree % 4 == 0;
 
     for (;;) {
         uint32_t q = 0;
@@ -87,47 +95,58 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 9 : 4) graph_warp_kerne
         WarpList<kRegisters> list;
         list.clear();
         Word worst = kNoWord;
+        uint32_t queued = 0, waiting = 0; /* ids in `queue`, words in `pending` */
 
-        auto enter = [&](Word word, bool untracked) {
-            bool enters = word < worst;
-            /* Ids that the visited set had no room for may be in the list already. */
-            for (uint32_t m = __ballot_sync(kFullWarp, enters && untracked); m; m &= m - 1) {
-                const int s = __ffs(m) - 1;
-                const Word x = __shfl_sync(kFullWarp, word, s);
-                bool there = false;
-#pragma unroll
-                for (int r = 0; r < kRegisters; r++)
-                    there |= (list.v[r] | 1) == (x | 1);
-                if (__any_sync(kFullWarp, there) && lane == s)
-                    enters = false;
-            }
-            uint32_t m = __ballot_sync(kFullWarp, enters);
-            if (!m)
+        /* Words that wait go into the list. */
+        auto settle = [&] {
+            if (waiting == 0)
                 return;
-            if (__popc(m) <= 4) {
-                do {
-                    list.insert(__shfl_sync(kFullWarp, word, __ffs(m) - 1));
-                    m &= m - 1;
-                } while (m);
-            } else {
-                list.merge(enters ? word : kNoWord);
-            }
+            __syncwarp();
+            if (waiting <= 3)
+                for (uint32_t i = 0; i < waiting; i++)
+                    list.insert(pending[i]);
+            else
+                list.merge(static_cast<uint32_t>(lane) < waiting ? pending[lane] : kNoWord);
+            __syncwarp();
+            waiting = 0;
             worst = list.element(a.ef - 1);
             if (a.ef < WarpList<kRegisters>::kCapacity)
                 list.truncate(a.ef);
         };
 
-        auto visit = [&](uint32_t id, bool exists) {
-            const Put put = exists ? Visited::put(table, id, narrow) : Put::Seen;
-            const uint32_t m = __ballot_sync(kFullWarp, put != Put::Seen);
-            const int n = __popc(m);
-            if (n == 0)
+        /* Words that enter the list wait until they are many: a merge costs the same for one as for 32. */
+        auto enter = [&](Word word, bool untracked) {
+            const bool enters = word < worst;
+            const uint32_t all = __ballot_sync(kFullWarp, enters);
+            if (!all)
                 return;
-            if (put != Put::Seen)
-                ids[__popc(m & before)] = id | (put == Put::Full ? 0x80000000u : 0);
+            if (waiting + __popc(all) > 32)
+                settle();
+            const uint32_t m = __ballot_sync(kFullWarp, enters && !untracked);
+            if (enters && !untracked)
+                pending[waiting + __popc(m & before)] = word;
+            waiting += __popc(m);
+            /* Ids that the visited set had no room for, one by one: their word may be there already. */
+            for (uint32_t u = all & ~m; u; u &= u - 1) {
+                const Word x = __shfl_sync(kFullWarp, word, __ffs(u) - 1);
+                __syncwarp();
+                bool there = static_cast<uint32_t>(lane) < waiting && pending[lane] == x;
+#pragma unroll
+                for (int r = 0; r < kRegisters; r++)
+                    there |= (list.v[r] | 1) == (x | 1);
+                if (__any_sync(kFullWarp, there))
+                    continue;
+                if (lane == 0)
+                    pending[waiting] = x;
+                waiting++;
+            }
+        };
+
+        /* The last n <= 32 ids of the queue: their keys. */
+        auto compute = [&](int n) {
+            queued -= n;
             __syncwarp();
-            uint32_t slot = lane < n ? ids[lane] : 0;
-            __syncwarp();
+            uint32_t slot = lane < n ? queue[queued + lane] : 0;
             const bool untracked = slot >> 31;
             slot &= 0x7fffffff;
             const uint32_t order = order_of(Kernel::keys(a.rows, query, head, slot, n));
@@ -139,31 +158,64 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 9 : 4) graph_warp_kerne
                 for (uint32_t g = __ballot_sync(kFullWarp, good); g; g &= g - 1)
                     warp_insert_shared(valid, a.k, __shfl_sync(kFullWarp, hit, __ffs(g) - 1));
             }
+            __syncwarp();
         };
 
-        /* Ids come in groups of up to 32: the entries, then the links of one parent after the other. */
-        uint32_t group = __ldg(a.entries + static_cast<size_t>(q) * kEntries + lane), next = kNone;
-        uint32_t chosen = 0, parent = 0, cell = 0, round = 0;
-        auto links_of = [&](uint32_t i, uint32_t first) {
-            return first + lane < a.degree ? __ldg(a.links + static_cast<size_t>(parents[i]) * a.degree + first + lane)
-                                           : kNone;
+        /* Ids that are met for the first time go to the queue; their rows (512 bytes of them) are on the way to L2. */
+        auto visit = [&](const uint32_t(&id)[4]) {
+            Put put[4];
+            Visited::put_four(table, id, a.nodes, narrow, put);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint32_t m = __ballot_sync(kFullWarp, put[i] != Put::Seen);
+                if (put[i] != Put::Seen) {
+                    queue[queued + __popc(m & before)] = id[i] | (put[i] == Put::Full ? 0x80000000u : 0);
+                    const uint4 *row = a.rows.data + static_cast<size_t>(id[i]) * a.rows.pitch;
+                    for (uint32_t p = 0; p < a.rows.pieces && p < 32; p += 8)
+                        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + p));
+                }
+                queued += __popc(m);
+            }
         };
+
+        uint32_t cells = 1, first = 0, round = 0;
+        /* Links first + 4 * lane .. + 3 of all links of the chosen nodes. */
+        auto read_links = [&](uint32_t(&id)[4]) {
+            const uint32_t cell = first + 4 * lane;
+            if (quads) {
+                uint4 four = make_uint4(kNone, kNone, kNone, kNone);
+                if (cell < cells) {
+                    const uint32_t parent = cell / a.degree;
+                    four = __ldg(reinterpret_cast<const uint4 *>(
+                        a.links + static_cast<size_t>(parents[parent]) * a.degree + (cell - parent * a.degree)));
+                }
+                id[0] = four.x, id[1] = four.y, id[2] = four.z, id[3] = four.w;
+            } else {
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i++) {
+                    const uint32_t parent = (cell + i) / a.degree;
+                    id[i] = cell + i < cells ? __ldg(a.links + static_cast<size_t>(parents[parent]) * a.degree +
+                                                     (cell + i - parent * a.degree))
+                                             : kNone;
+                }
+            }
+        };
+
+        uint32_t id[4] = {__ldg(a.entries + static_cast<size_t>(q) * kEntries + lane), kNone, kNone, kNone};
         for (;;) {
-            visit(group, group < a.nodes);
-            if (parent < chosen && cell + 32 < a.degree) {
-                cell += 32;
-                group = links_of(parent, cell);
+            if (queued < 32 && first < cells) {
+                visit(id);
+                first += kCells;
+                if (first < cells)
+                    read_links(id); /* they arrive while rows are worked on */
                 continue;
             }
-            cell = 0;
-            if (++parent < chosen) {
-                group = next;
-                if (parent + 1 < chosen)
-                    next = links_of(parent + 1, 0); /* arrives while this parent's links are worked on */
+            if (queued > 0) {
+                compute(static_cast<int>(min(queued, 32u)));
                 continue;
             }
-            __syncwarp();
-            chosen = 0;
+            settle();
+            uint32_t chosen = 0;
             const uint32_t width = round_width(a, round++);
 #pragma unroll
             for (int r = 0; r < kRegisters; r++)
@@ -179,9 +231,9 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 9 : 4) graph_warp_kerne
             if (chosen == 0)
                 break;
             __syncwarp();
-            parent = 0;
-            group = links_of(0, 0);
-            next = chosen > 1 ? links_of(1, 0) : kNone;
+            cells = chosen * a.degree;
+            first = 0;
+            read_links(id);
         }
 
         Hit *hits = a.hits + static_cast<size_t>(q) * a.k;
@@ -243,7 +295,7 @@ struct WarpLauncher {
         uint32_t warps = job.count <= static_cast<uint32_t>(machine.sms) * 2 ? 1 : 4;
         while (warps > 1 && warps * bytes > machine.shared_per_block)
             warps /= 2;
-        const uint32_t resident = static_cast<uint32_t>(machine.sms) * 36 / warps;
+        const uint32_t resident = static_cast<uint32_t>(machine.sms) * 32 / warps;
         const uint32_t blocks = std::min((job.count + warps - 1) / warps, resident);
         allow_shared<graph_warp_kernel<Kernel, kRegisters>>(warps * bytes, machine.ordinal);
         const GraphArguments a = graph_arguments(job, ticket);

@@ -114,26 +114,27 @@ template <Storage kStorage>
 void launch_graph_warp(const Machine &machine, const Job &job, uint32_t *ticket, cudaStream_t stream);
 
 /*
- * What works on one query: a cluster of 1, 2, 4 or 8 blocks (more than 1 only on a chip with clusters) of 256 or 512
- * threads.
+ * What works on one query: a cluster of 1, 2, 4 or 8 blocks (more than 1 only on a chip with clusters) of 128, 256 or
+ * 512 threads (several only with 512).
  */
 struct BlockShape {
     uint32_t blocks, threads;
 };
 
 /*
- * The same in blocks, from the raw queries; int8 hits are refined. False, and nothing done, if a block has too little
- * shared memory.
+ * The same in blocks, from the raw queries. `walk` is the job with the rows that are walked on, which are of kStorage;
+ * if those are int8, its k is how many hits are computed again from the job's rows, which are of `storage`. False, and
+ * nothing done, if a block has too little shared memory.
  */
 template <Storage kStorage>
-bool launch_graph_block(const Machine &machine, const Job &job, BlockShape shape, cudaStream_t stream);
+bool launch_graph_block(const Machine &machine, const Job &job, const Job &walk, Storage storage, BlockShape shape,
+                        cudaStream_t stream);
 
 /*
- * Keys of the hits of all queries again, by the fine kernel, and their order: for storages whose graph kernel is
- * coarse.
+ * The hits of `walk`, whose keys are coarse, computed again by the fine kernel: the best of them are those of `job`.
  */
 template <Storage kStorage>
-void launch_refine(const Machine &machine, const Job &job, cudaStream_t stream);
+void launch_refine(const Machine &machine, const Job &job, const Job &walk, cudaStream_t stream);
 
 /* float32 queries (count x dimensions) to what the kernels read, see rows.cuh. */
 void launch_prepare(Storage storage, const float *queries, uint32_t dimensions, uint32_t pieces, uint32_t count,

@@ -104,7 +104,7 @@ uint64_t mirror_bytes(const Device &device, const MirrorShape &shape)
     if (has_links(shape))
         bytes += nodes * 2 * shape.m * sizeof(uint32_t) + kPivots * (shape.dimensions + 5ull) * sizeof(float);
     bytes += 2 * (nodes / 8 + 64); /* live bits of two versions */
-    return bytes + flat_image_bytes(device.machine, shape.dimensions, shape.nodes);
+    return bytes + flat_image_bytes(device.machine, shape.dimensions, shape.nodes) + walk_image_bytes(shape);
 }
 
 DeviceMirror *create_mirror(Device *device, const MirrorShape &shape)
@@ -145,6 +145,7 @@ DeviceMirror *create_mirror(Device *device, const MirrorShape &shape)
         check(cudaMemset(mirror->links.data(), 0xff, nodes * 2 * shape.m * sizeof(uint32_t)), "mirror");
         mirror->upper.resize(shape.upper);
     }
+    walk_image_create(&mirror->walk_image, shape, nullptr);
     flat_image_create(&mirror->image, device->machine, shape.dimensions, shape.nodes, nullptr);
     check(cudaStreamSynchronize(nullptr), "mirror");
     mirror->live_bits.resize(nodes / 32 + 1);
@@ -199,13 +200,16 @@ void write_mirror(DeviceStream &stream, DeviceMirror &mirror, Region region, uin
         check(cudaMemcpyAsync(stream.staging.data(), from + static_cast<size_t>(done) * bytes,
                               static_cast<size_t>(part) * bytes, cudaMemcpyHostToDevice, stream.stream),
               "upload");
-        if (region == Region::Vectors)
+        if (region == Region::Vectors) {
             launch_place_rows(
                 {mirror.rows.data(), mirror.side.data(), mirror.pitch, bytes, shape.storage, shape.metric},
                 stream.staging.data(), first + done, part, stream.stream);
-        else
+            if (mirror.walk_image.enabled)
+                walk_image_rows(mirror.walk_image, shape.storage, mirror.view(), first + done, part, stream.stream);
+        } else {
             launch_place_links({mirror.links.data(), 2u * shape.m, bytes, shape.cell_width}, stream.staging.data(),
                                first + done, part, stream.stream);
+        }
         done += part;
     }
     check(cudaStreamSynchronize(stream.stream), "upload");
@@ -244,6 +248,7 @@ void commit_mirror(DeviceStream &stream, DeviceMirror &mirror, const MirrorState
                 next->pivots = old->pivots;
                 next->upper_seen = seen;
                 next->pivot_nodes = old->pivot_nodes;
+                next->walks_on_image = old->walks_on_image;
             } else {
                 auto pivots = std::make_shared<Pivots>();
                 make_pivots(pivots.get(), mirror.shape.storage, mirror.view(), choose_pivots(mirror, state),
@@ -251,6 +256,10 @@ void commit_mirror(DeviceStream &stream, DeviceMirror &mirror, const MirrorState
                 next->pivots = pivots;
                 next->upper_seen = state.upper;
                 next->pivot_nodes = state.nodes;
+                if (mirror.walk_image.enabled)
+                    next->walks_on_image = walk_image_serves(mirror.walk_image, mirror.shape.storage, mirror.view(),
+                                                             mirror.links.data(), 2 * mirror.shape.m, state.nodes,
+                                                             pivots->slots.data(), kPivots, stream.stream);
             }
         }
     }

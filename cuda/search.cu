@@ -191,10 +191,12 @@ private:
             return stay ? kLease : kNoLease;
         };
         auto launch = [&](const MailJob &mail, cudaStream_t stream) {
-            const Storage storage = storage_;
+            const Storage storage = walk_storage();
+            const Job walk = describe_walk();
             bool done = false;
             for (BlockShape shape = shape_of_blocks(); shape.blocks > 0 && !done; shape.blocks /= 2)
-                VECGPU_BY_STORAGE(done = launch_graph_mail<kStorage>(device.machine, job_, shape, mail, stream));
+                VECGPU_BY_STORAGE(
+                    done = launch_graph_mail<kStorage>(device.machine, job_, walk, storage_, shape, mail, stream));
             return done;
         };
         std::vector<uint32_t> rest;
@@ -310,23 +312,53 @@ private:
     void launch_graph_search()
     {
         const Machine &machine = mirror_.device->machine;
-        const Storage storage = storage_;
+        const Storage storage = walk_storage();
         BlockShape shape = shape_of_blocks();
         /* A cluster scans the pivots itself; a block would take as long as a kernel of its own for all queries. */
         if (shape.blocks == 1 && !job_.inline_raw)
             launch_entries();
+        Job walk = describe_walk();
         bool done = false;
         /* A smaller cluster needs less room for what its blocks tell each other. */
         for (; shape.blocks > 0 && !done; shape.blocks /= 2)
-            VECGPU_BY_STORAGE(done = launch_graph_block<kStorage>(machine, job_, shape, stream_.stream));
+            VECGPU_BY_STORAGE(
+                done = launch_graph_block<kStorage>(machine, job_, walk, storage_, shape, stream_.stream));
         if (done)
             return;
         launch_prepared();
         if (!job_.entries)
             launch_entries();
-        VECGPU_BY_STORAGE(launch_graph_warp<kStorage>(machine, job_, stream_.ticket.data(), stream_.stream));
-        if (storage == Storage::Int8)
-            launch_refine<Storage::Int8>(machine, job_, stream_.stream);
+        walk.entries = job_.entries;
+        if (version_->walks_on_image) {
+            stream_.walk_prepared.reserve(static_cast<size_t>(count_) * query_pieces(Storage::Int8, walk.rows.pieces));
+            walk.prepared = stream_.walk_prepared.data();
+            launch_prepare(Storage::Int8, job_.raw, walk.rows.dimensions, walk.rows.pieces, count_,
+                           stream_.walk_prepared.data(), stream_.stream);
+        }
+        if (storage == Storage::Int8) {
+            stream_.walk_hits.reserve(static_cast<size_t>(count_) * walk.k);
+            stream_.walk_counts.reserve(count_);
+            walk.hits = stream_.walk_hits.data();
+            walk.counts = stream_.walk_counts.data();
+        }
+        VECGPU_BY_STORAGE(launch_graph_warp<kStorage>(machine, walk, stream_.ticket.data(), stream_.stream));
+        if (storage == Storage::Int8) {
+            const Storage storage = storage_;
+            VECGPU_BY_STORAGE(launch_refine<kStorage>(machine, job_, walk, stream_.stream));
+        }
+    }
+
+    Storage walk_storage() const { return version_->walks_on_image ? Storage::Int8 : storage_; }
+
+    /* What the graph kernels walk on: the rows, or their image; if it is int8, coarsely, for computing hits again. */
+    Job describe_walk() const
+    {
+        Job walk = job_;
+        if (version_->walks_on_image)
+            walk.rows = mirror_.walk_image.view(job_.rows);
+        if (walk_storage() == Storage::Int8)
+            walk.k = refined_hits(job_.k, job_.ef);
+        return walk;
     }
 
     /* The form of a graph search by the number of queries: measured, see README.md. No blocks: a warp a query. */
@@ -344,10 +376,10 @@ private:
         }
         if (count_ <= sms)
             return {1, 512};
-        /*
-         * Two blocks an SM, in up to four turns; then warps, which are slower one by one, have the higher throughput.
-         */
-        return count_ <= sms * 8 ? BlockShape{1, 256} : BlockShape{0, 0};
+        /* Two blocks an SM, in two turns; then smaller ones, eight an SM; then warps, with the highest throughput. */
+        if (count_ <= sms * 4)
+            return {1, 256};
+        return count_ <= sms * 8 ? BlockShape{1, 128} : BlockShape{0, 0};
     }
 
     /*

@@ -8,6 +8,7 @@
 #include "entry.h"
 #include "flat_batch.h"
 #include "resident.h"
+#include "walk_image.h"
 
 #include "engine/device.h"
 
@@ -41,6 +42,7 @@ struct Version {
     std::shared_ptr<const Pivots> pivots;
     uint32_t upper_seen = 0, pivot_nodes = 0; /* records and nodes when the pivots were chosen */
     FlatImage::Bounds bounds{};
+    bool walks_on_image = false; /* see walk_image.h; decided with the pivots */
 
 private:
     static uint64_t next_number()
@@ -79,9 +81,9 @@ struct DeviceStream {
     cuda::PinnedBuffer<Hit> host_hits;
     cuda::PinnedBuffer<uint32_t> host_counts;
     cuda::DeviceBuffer<float> queries;
-    cuda::DeviceBuffer<uint4> prepared;
-    cuda::DeviceBuffer<uint32_t> entries, counts, ticket, minima, counters, orders, bits;
-    cuda::DeviceBuffer<Hit> hits;
+    cuda::DeviceBuffer<uint4> prepared, walk_prepared;
+    cuda::DeviceBuffer<uint32_t> entries, counts, walk_counts, ticket, minima, counters, orders, bits;
+    cuda::DeviceBuffer<Hit> hits, walk_hits;
     cuda::DeviceBuffer<cuda::Word> candidates;
     cuda::DeviceBuffer<cuda::RadixState> radix;
     cuda::DeviceBuffer<unsigned char> staging;
@@ -104,6 +106,7 @@ struct DeviceMirror {
     cuda::DeviceBuffer<float2> side;
     cuda::DeviceBuffer<uint32_t> links;
     cuda::FlatImage image;
+    cuda::WalkImage walk_image;
 
     std::mutex writing;              /* of the host's side below */
     std::vector<uint32_t> live_bits; /* bit s: slot record s says that node s may be returned */

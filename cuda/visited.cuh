@@ -39,22 +39,56 @@ struct VisitedSet {
 
     static __device__ __forceinline__ Put put(uint32_t *table, uint32_t id, bool is_narrow)
     {
-        return is_narrow ? put_narrow(table, id) : put_wide(table, id);
+        if (!is_narrow)
+            return put_wide(table, id);
+        const uint32_t h = permuted(id);
+        return put_narrow(table, h, load_shared(bucket_of(table, h)));
+    }
+
+    /*
+     * Four ids of a thread, those below `end`: two buckets are read together. What another id has changed meanwhile in
+     * a bucket, one of the same thread included, fails the compare-and-swap.
+     */
+    static __device__ __forceinline__ void put_four(uint32_t *table, const uint32_t (&id)[4], uint32_t end,
+                                                    bool is_narrow, Put (&put)[4])
+    {
+        if (is_narrow) {
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const uint32_t g = permuted(id[i]), h = permuted(id[i + 1]);
+                const uint4 b = load_shared(bucket_of(table, g)), c = load_shared(bucket_of(table, h));
+                put[i] = id[i] < end ? put_narrow(table, g, b) : Put::Seen;
+                put[i + 1] = id[i + 1] < end ? put_narrow(table, h, c) : Put::Seen;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                put[i] = id[i] < end ? put_wide(table, id[i]) : Put::Seen;
+        }
     }
 
 private:
-    static __device__ __forceinline__ Put put_narrow(uint32_t *table, uint32_t id)
+    /* Odd multiplications and shifts of the upper half into the lower: every step can be undone. */
+    static __device__ __forceinline__ uint32_t permuted(uint32_t id)
     {
         constexpr uint32_t kMask = (1u << kNarrowBits) - 1;
-        /* Odd multiplications and shifts of the upper half into the lower: every step can be undone. */
         uint32_t h = (id * 0x9E3779B1u) & kMask;
         h ^= h >> (kNarrowBits / 2);
         h = (h * 0x85EBCA6Bu) & kMask;
-        h ^= h >> (kNarrowBits / 2);
-        uint32_t *bucket = table + (h >> 15) * 4;
+        return h ^ h >> (kNarrowBits / 2);
+    }
+
+    static __device__ __forceinline__ uint32_t *bucket_of(uint32_t *table, uint32_t h)
+    {
+        return table + (h >> 15) * 4;
+    }
+
+    /* `b`: what the bucket held a moment ago. */
+    static __device__ __forceinline__ Put put_narrow(uint32_t *table, uint32_t h, uint4 b)
+    {
+        uint32_t *bucket = bucket_of(table, h);
         const uint32_t tag = (h & 0x7fff) | 0x8000, pair = tag * 0x10001u;
-        for (;;) {
-            const uint4 b = load_shared(bucket);
+        for (;; b = load_shared(bucket)) {
             if (equal_half(b.x, pair) | equal_half(b.y, pair) | equal_half(b.z, pair) | equal_half(b.w, pair))
                 return Put::Seen;
             /* Occupied slots have their top bit set. */
