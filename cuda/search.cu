@@ -376,8 +376,8 @@ private:
         }
         if (count_ <= sms)
             return {1, 512};
-        /* Two blocks an SM, in two turns; then smaller ones, eight an SM; then warps, with the highest throughput. */
-        if (count_ <= sms * 4)
+        /* Two blocks an SM; then smaller ones, six an SM; then warps, with the highest throughput. */
+        if (count_ <= sms * 2)
             return {1, 256};
         return count_ <= sms * 8 ? BlockShape{1, 128} : BlockShape{0, 0};
     }
