@@ -13,7 +13,7 @@ bool launch_graph_block(const Machine &machine, const Job &job, const Job &walk,
     return fits;
 }
 
-template bool launch_graph_block<Storage::VECGPU_STORAGE>(const Machine &, const Job &, const Job &, Storage, BlockShape,
-                                                          cudaStream_t);
+template bool launch_graph_block<Storage::VECGPU_STORAGE>(const Machine &, const Job &, const Job &, Storage,
+                                                          BlockShape, cudaStream_t);
 
 } // namespace vecgpu::cuda

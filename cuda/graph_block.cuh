@@ -12,10 +12,12 @@
  *   3. Ids that belong to the block and are new to it are collected, then their keys are computed by all warps in equal
  *      shares: what a hash leaves uneven between warps would cost a second memory latency.
  * Words that may be doubles (ids that the visited set had no room for) take a slower way, by one warp.
- * A search prepares its query and finds its entries itself, unless they are given.
+ * A search prepares its query and finds its entries itself, unless they are given. If the walk's keys are coarse (int8
+ * rows, or an image of the rows), the first block computes the best of the list again from the rows.
  */
 #pragma once
 
+#include "block_list.cuh"
 #include "cluster.cuh"
 #include "entry.cuh"
 #include "graph_warp.cuh"
@@ -46,8 +48,8 @@ struct BlockArguments {
 /* `job` is what is asked for, `walk` what is walked on. */
 inline BlockArguments block_arguments(const Job &job, const Job &walk, Storage storage)
 {
-    BlockArguments arguments = {graph_arguments(walk, nullptr), job.inline_raw ? nullptr : job.raw, job.pivots,
-                                job.rows, storage, job.k};
+    BlockArguments arguments = {
+        graph_arguments(walk, nullptr), job.inline_raw ? nullptr : job.raw, job.pivots, job.rows, storage, job.k};
     arguments.graph.hits = job.hits;
     arguments.graph.counts = job.counts;
     return arguments;
@@ -80,89 +82,6 @@ __device__ __forceinline__ uint32_t mix_id(uint32_t x)
     x *= 0x85EBCA6Bu;
     x ^= x >> 13;
     return x;
-}
-
-/* Keys by the fine kernel of any storage, with the metric and the length of rows of Kernel. */
-template <class Kernel>
-struct FineKeys;
-
-template <Storage kStorage, bool kDot, bool kShort, bool kFine, int kFlight>
-struct FineKeys<RowKernel<kStorage, kDot, kShort, kFine, kFlight>> {
-    static __device__ float get(Storage storage, const Rows &rows, const uint4 *query, const QueryHead &head,
-                                uint32_t slot, int n)
-    {
-        switch (storage) {
-        case Storage::Float32:
-            return RowKernel<Storage::Float32, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
-        case Storage::Float16:
-            return RowKernel<Storage::Float16, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
-        case Storage::BFloat16:
-            return RowKernel<Storage::BFloat16, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
-        default:
-            return RowKernel<Storage::Int8, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
-        }
-    }
-};
-
-/* How many of `count` ascending words come before `word`. */
-__device__ __forceinline__ uint32_t words_before(const Word *words, uint32_t count, Word word)
-{
-    uint32_t low = 0;
-    while (count > 0) {
-        const uint32_t half = count / 2;
-        if (words[low + half] < word) {
-            low += half + 1;
-            count -= half + 1;
-        } else {
-            count = half;
-        }
-    }
-    return low;
-}
-
-/*
- * By one warp: `count` new words, of which those with their lowest bit set may be doubles, into the list `members` of
- * ef; then the best `width` open nodes are marked as expanded and named in `parents`.
- */
-template <int kRegisters>
-__device__ __noinline__ void merge_doubles(Word *members, uint32_t ef, const Word *words, uint32_t count,
-                                           uint32_t width, uint32_t *parents)
-{
-    const int lane = threadIdx.x & 31;
-    WarpList<kRegisters> list;
-#pragma unroll
-    for (int r = 0; r < kRegisters; r++)
-        list.v[r] = members[r * 32 + lane];
-    auto enter = [&](Word word) {
-        list.merge(word);
-        list.truncate(ef);
-    };
-    for (uint32_t first = 0; first < count; first += 32) {
-        const Word word = first + lane < count ? words[first + lane] : kNoWord;
-        const bool suspect = word != kNoWord && (word & 1);
-        enter(suspect ? kNoWord : word);
-        for (uint32_t m = __ballot_sync(kFullWarp, suspect); m; m &= m - 1) {
-            const Word x = __shfl_sync(kFullWarp, word, __ffs(m) - 1) & ~1ull;
-            bool there = false;
-#pragma unroll
-            for (int r = 0; r < kRegisters; r++)
-                there |= (list.v[r] | 1) == (x | 1);
-            if (!__any_sync(kFullWarp, there))
-                enter(lane == 0 ? x : kNoWord);
-        }
-    }
-    uint32_t n = 0;
-#pragma unroll
-    for (int r = 0; r < kRegisters; r++) {
-        const bool open = !(static_cast<uint32_t>(list.v[r]) & 1);
-        const uint32_t m = __ballot_sync(kFullWarp, open), rank = n + __popc(m & ((1u << lane) - 1));
-        if (open && rank < width) {
-            parents[rank] = static_cast<uint32_t>(list.v[r]) >> 1;
-            list.v[r] |= 1;
-        }
-        n += __popc(m);
-        members[r * 32 + lane] = list.v[r];
-    }
 }
 
 /*
@@ -533,15 +452,15 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             /* The components for the scan of the pivots have done their work. */
             uint4 *fine = query + fine_offset(Kernel::storage, pieces);
             if (arguments.storage != Storage::Int8)
-                query_components(arguments.storage, raw, arguments.rows.dimensions, arguments.rows.pieces, head.step, fine,
-                                 tid, kBlockThreads);
+                query_components(arguments.storage, raw, arguments.rows.dimensions, arguments.rows.pieces, head.step,
+                                 fine, tid, kBlockThreads);
             __syncthreads();
             const uint32_t found = todo_count;
             for (uint32_t first = warp * 32; first < found; first += kBlockThreads) {
                 const uint32_t n = min(32u, found - first);
                 const uint32_t slot = slot_of_word(members[first + min(static_cast<uint32_t>(lane), n - 1)]);
-                const float key = FineKeys<Kernel>::get(arguments.storage, arguments.rows, fine, head, slot,
-                                                        static_cast<int>(n));
+                const float key =
+                    FineKeys<Kernel>::get(arguments.storage, arguments.rows, fine, head, slot, static_cast<int>(n));
                 if (lane < static_cast<int>(n))
                     members[first + lane] = word_of(key, slot);
             }
@@ -595,10 +514,10 @@ struct BlockLauncher {
     template <class Kernel, int kRegisters, int kThreads>
     void go()
     {
-        const size_t bytes = graph_block_words(Kernel::storage, walk.rows.pieces, walk.k, job.bits != nullptr,
-                                               job.parents, job.degree, shape.blocks, WarpList<kRegisters>::kCapacity,
-                                               kThreads) *
-                             sizeof(uint32_t);
+        const size_t bytes =
+            graph_block_words(Kernel::storage, walk.rows.pieces, walk.k, job.bits != nullptr, job.parents, job.degree,
+                              shape.blocks, WarpList<kRegisters>::kCapacity, kThreads) *
+            sizeof(uint32_t);
         constexpr auto kernel = graph_block_kernel<Kernel, kRegisters, kThreads>;
         *fits = bytes + kStaticShared <= machine.shared_per_block;
         if (!*fits)

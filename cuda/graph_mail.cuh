@@ -96,10 +96,10 @@ struct MailLauncher {
     template <class Kernel, int kRegisters>
     void go()
     {
-        const size_t words = graph_block_words(Kernel::storage, walk.rows.pieces, walk.k, job.bits != nullptr,
-                                               job.parents, job.degree, shape.blocks, WarpList<kRegisters>::kCapacity,
-                                               kMailThreads) +
-                             graph_mail_words(job.rows.dimensions, job.k);
+        const size_t words =
+            graph_block_words(Kernel::storage, walk.rows.pieces, walk.k, job.bits != nullptr, job.parents, job.degree,
+                              shape.blocks, WarpList<kRegisters>::kCapacity, kMailThreads) +
+            graph_mail_words(job.rows.dimensions, job.k);
         const size_t bytes = words * sizeof(uint32_t);
         *fits = bytes + kStaticShared <= machine.shared_per_block;
         if (!*fits)

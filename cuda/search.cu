@@ -321,8 +321,8 @@ private:
         bool done = false;
         /* A smaller cluster needs less room for what its blocks tell each other. */
         for (; shape.blocks > 0 && !done; shape.blocks /= 2)
-            VECGPU_BY_STORAGE(
-                done = launch_graph_block<kStorage>(machine, job_, walk, storage_, shape, stream_.stream));
+            VECGPU_BY_STORAGE(done =
+                                  launch_graph_block<kStorage>(machine, job_, walk, storage_, shape, stream_.stream));
         if (done)
             return;
         launch_prepared();
@@ -412,8 +412,8 @@ private:
         const Storage storage = storage_;
         const ScanWorkspace workspace = {stream_.minima.data(), stream_.candidates.data(), stream_.counters.data()};
         if (takes_batch_form()) {
-            const FlatLists lists =
-                launch_flat_lists(machine, mirror_.image, version_->bounds, job_, job_.raw, &stream_.flat, stream_.stream);
+            const FlatLists lists = launch_flat_lists(machine, mirror_.image, version_->bounds, job_, job_.raw,
+                                                      &stream_.flat, stream_.stream);
             VECGPU_BY_STORAGE(launch_rescore<kStorage>(machine, job_, lists, stream_.stream));
             return;
         }

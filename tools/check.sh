@@ -238,11 +238,14 @@ sanitizer_suite() {
         sanitized "$ROOT/cuda/build/hash_test --small"
         sanitized "$bench --queries 140 --rows 3000 --dimensions 96 --exact --batches 1,2,16,140 --storages f32,f16,bf16,i8"
     done
-    # It is slow, and cannot follow the blocks of a cluster ("failed to handle a hardware exception"): a block, then a warp a query.
+    tool=memcheck
+    sanitized "$bench --queries 400 --rows 3000 --dimensions 96 --batches 400 --storages f32,i8"
+    # It is slow, and cannot follow the blocks of a cluster ("failed to handle a hardware exception"): large blocks, small blocks, warps.
     tool=racecheck
     sanitized "$ROOT/cuda/build/select_test --tiny"
     sanitized "$ROOT/cuda/build/hash_test --small"
     sanitized "$bench --queries 134 --rows 2200 --dimensions 32 --batches 134"
+    sanitized "$bench --queries 400 --rows 2200 --dimensions 32 --batches 400"
     sanitized "$bench --queries 1200 --rows 2200 --dimensions 32 --batches 1200"
     add sanitizer "$passed" "$failed"
 }
