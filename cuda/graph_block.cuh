@@ -526,19 +526,8 @@ struct BlockLauncher {
         InlineQueries queries;
         if (job.inline_raw)
             std::copy_n(job.inline_raw, static_cast<size_t>(job.count) * job.rows.dimensions, queries.values);
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(job.count * shape.blocks);
-        config.blockDim = dim3(kThreads);
-        config.dynamicSmemBytes = bytes;
-        config.stream = stream;
-        cudaLaunchAttribute attribute = {};
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = shape.blocks;
-        attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-        config.attrs = &attribute;
-        config.numAttrs = shape.blocks > 1 ? 1 : 0;
-        const BlockArguments arguments = block_arguments(job, walk, storage);
-        check(cudaLaunchKernelEx(&config, kernel, arguments, queries, shape.blocks), "graph_block");
+        launch_clusters(kernel, job.count, shape.blocks, kThreads, bytes, stream, "graph_block",
+                        block_arguments(job, walk, storage), queries, shape.blocks);
     }
 };
 

@@ -106,19 +106,8 @@ struct MailLauncher {
             return;
         constexpr auto kernel = graph_mail_kernel<Kernel, kRegisters>;
         allow_shared<kernel>(bytes, machine.ordinal);
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(mail.count * shape.blocks);
-        config.blockDim = dim3(kMailThreads);
-        config.dynamicSmemBytes = bytes;
-        config.stream = stream;
-        cudaLaunchAttribute attribute = {};
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = shape.blocks;
-        attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-        config.attrs = &attribute;
-        config.numAttrs = shape.blocks > 1 ? 1 : 0;
-        const BlockArguments arguments = block_arguments(job, walk, storage);
-        check(cudaLaunchKernelEx(&config, kernel, arguments, mail, shape.blocks), "graph_mail");
+        launch_clusters(kernel, mail.count, shape.blocks, kMailThreads, bytes, stream, "graph_mail",
+                        block_arguments(job, walk, storage), mail, shape.blocks);
     }
 };
 

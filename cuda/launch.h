@@ -1,5 +1,5 @@
 /*
- * launch.h: kernel attributes are set once a kernel and device, not with every launch.
+ * launch.h: how kernels are launched. Attributes are set once a kernel and device, not with every launch.
  */
 #pragma once
 
@@ -32,6 +32,25 @@ void allow_shared(size_t bytes, int ordinal)
     check(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, kCarveout),
           "carveout of a kernel");
     mine.store(bytes + 1, std::memory_order_release);
+}
+
+/* `clusters` clusters of `blocks` blocks each (1: no clusters, on any chip) of `threads` threads and `bytes` of shared memory. */
+template <class Kernel, class... Arguments>
+void launch_clusters(Kernel kernel, uint32_t clusters, uint32_t blocks, uint32_t threads, size_t bytes,
+                     cudaStream_t stream, const char *what, const Arguments &...arguments)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(clusters * blocks);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = blocks;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = blocks > 1 ? 1 : 0;
+    check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
 }
 
 } // namespace vecgpu::cuda
