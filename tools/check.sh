@@ -235,10 +235,10 @@ sanitizer_suite() {
     }
     for tool in memcheck initcheck; do
         sanitized "$ROOT/cuda/build/select_test --tiny"
-        sanitized "$ROOT/cuda/build/hash_test --small"
         sanitized "$bench --queries 140 --rows 3000 --dimensions 96 --exact --batches 1,2,16,140 --storages f32,f16,bf16,i8"
     done
     tool=memcheck
+    sanitized "$ROOT/cuda/build/hash_test --small"
     sanitized "$bench --queries 400 --rows 3000 --dimensions 96 --batches 400 --storages f32,i8"
     # It is slow, and cannot follow the blocks of a cluster ("failed to handle a hardware exception"): large blocks, small blocks, warps.
     tool=racecheck
