@@ -20,16 +20,15 @@ GRAPH_BATCHES = "1,16,64,256,512,1024,2048,4096,10000"
 
 
 class Run:
-    def __init__(self, options):
-        self.options = options
+    def __init__(self):
         self.figures = {}       # key -> value
         self.commands = []
         self.failures = []
 
-    def call(self, words, parse, env=None):
+    def call(self, words, parse):
         self.commands.append(" ".join(os.path.relpath(w, ROOT) if w.startswith(ROOT) else w for w in words))
         print("$ " + self.commands[-1], flush=True)
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         for line in process.stdout:
             print(line, end="", flush=True)
             parse(line)
@@ -65,12 +64,22 @@ class Run:
                 files += [f"--{name}", path]
         self.call([f"{ROOT}/build/device_bench", f"{ROOT}/cuda/build/vecgpu_cuda.so", *files, *words], parse)
 
-    def lines(self, prefix, words, env=None):
-        """A program whose figures are lines of `what | value unit`."""
+    def hash(self):
+        """Best of the tiles: `hash.table.fill.operation` (G/s); `hash.set.slots.fill` in shared memory."""
         def parse(line):
-            if m := re.match(r"(.+?) \| ([\d.,]+) ", line):
-                self.figures[f"{prefix}.{m[1].strip()}"] = float(m[2].replace(",", ""))
-        self.call(words, parse, env)
+            if m := re.match(r"shared (.+?) +(\d+) slots, .*\| fill (\d+) % \| ([\d.]+) G/s", line):
+                self.figures[f"hash.{m[1]}.{m[2]}.{m[3]}"] = float(m[4])
+            elif m := re.match(r"(.+?) +lanes \d+ \|.*\| fill (\d+) % \|", line):
+                for name, rate in re.findall(r"\| ([a-z-]+) ([\d.]+)", line):
+                    key = f"hash.{m[1]}.{m[2]}.{name}"
+                    self.figures[key] = max(self.figures.get(key, 0), float(rate))
+        self.call([f"{ROOT}/cuda/build/hash_test", "--bench"], parse)
+
+    def dispatch(self):
+        def parse(line):
+            if m := re.match(r"(.+?) +(\d+) callers: p50 +([\d.]+) .*p99 +([\d.]+) ", line):
+                self.figures[f"dispatch.{m[1]}.{m[2]}"] = (float(m[3]), float(m[4]))
+        self.call([f"{ROOT}/cuda/build/dispatch_test"], parse)
 
     def select(self):
         def parse(line):
@@ -171,6 +180,15 @@ class Run:
                     ratios.append((get(f"raft.{shape}.{k}", us) / own, f"{shape.replace('.', ' × ')} k {k}"))
         if ratios:
             add(f"k-selection, least ratio to RAFT ({min(ratios)[1]})", min(ratios)[0], 2.3, "×", None, True)
+        for fill in (50, 80, 90, 95):
+            compact, whole = (get(f"hash.iceberg 32 x {bits}.{fill}.find-or-put") for bits in ("16, compact", "32, uncompact"))
+            add(f"iceberg find-or-put, compact over uncompact, {fill} % full", compact and whole and compact / whole, 1.1, "×", None, True)
+        for fill in (30, 60, 80):
+            add(f"find-or-puts in shared memory, {fill} % full", get(f"hash.SharedBuckets, 8 x 16.2048.{fill}"), 170, "G/s", None, True)
+        for callers in (1, 16):
+            for which, bar, at in (("p50", 3.5, 0), ("p99", 4, 1)):
+                times = get(f"dispatch.resident 8.{callers}")
+                add(f"dispatch, cluster that stays, {callers} callers, {which}", times and times[at], bar, "µs")
         return out
 
 
@@ -187,7 +205,7 @@ def main():
     parser.add_argument("--host", default="one GPU")
     options = parser.parse_args()
     only = options.only.split(",")
-    run = Run(options)
+    run = Run()
     if options.sift:
         kept = ["--graph-file", f"{options.sift}/graph.m16"]
         if "exact" in only:
@@ -205,9 +223,10 @@ def main():
                                           options.text_ef, "--k", "10", "--batches", "1,16,64,256,1024,10000"])
     if "select" in only:
         run.select()
-    for name in ("hash", "dispatch"):
-        if name in only and os.path.exists(f"{ROOT}/cuda/build/{name}_test"):
-            run.lines(name, [f"{ROOT}/cuda/build/{name}_test", "--bench"])
+    if "hash" in only:
+        run.hash()
+    if "dispatch" in only:
+        run.dispatch()
     if options.raft:
         run.raft(options.raft)
     if options.peers:

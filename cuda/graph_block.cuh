@@ -104,8 +104,8 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     Word *gathered = boxes + 2 * blocks * places; /* the words of a box, without gaps */
     Word *sorted = gathered + places;
     Word *members = sorted + places, *merged = members + kCapacity; /* the list; the next one */
-    uint32_t *todo = reinterpret_cast<uint32_t *>(merged + kCapacity);
-    Word *valid = reinterpret_cast<Word *>(todo + places); /* only with bits */
+    uint32_t *claimed = reinterpret_cast<uint32_t *>(merged + kCapacity);
+    Word *valid = reinterpret_cast<Word *>(claimed + places); /* only with bits */
     __shared__ float chains[kChains * kPivots / 4];
     __shared__ Word open[kMaxParents];                       /* the best of the list that are not expanded */
     __shared__ uint32_t open_places[kMaxParents];            /* where they are in it */
@@ -114,7 +114,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     __shared__ __align__(16) uint32_t filled[3][kMaxBlocks]; /* words in a box, by sender */
     __shared__ uint32_t untracked[3];                        /* a word of the box may be a double */
     __shared__ uint32_t found_entries[kEntries];
-    __shared__ uint32_t open_count, todo_count;
+    __shared__ uint32_t open_count, claimed_count;
     __shared__ Word valid_worst;
 
     const uint32_t me = block_of_cluster(blocks), tid = threadIdx.x, warp = tid / 32;
@@ -140,7 +140,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     if (tid < 3)
         untracked[tid] = 0;
     if (tid == 0) {
-        open_count = todo_count = 0;
+        open_count = claimed_count = 0;
         valid_worst = kNoWord;
     }
     cluster_arrive(blocks); /* others may write here from now on */
@@ -319,7 +319,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             words = gathered;
         }
         if (tid == 0)
-            todo_count = 0;
+            claimed_count = 0;
         if (tid < kMaxBlocks)
             filled[(phase + 2) % 3][tid] = 0; /* for the box after the coming one */
         if (tid == kMaxBlocks)
@@ -387,10 +387,10 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             if (m) {
                 uint32_t at = 0;
                 if (lane == 0)
-                    at = atomicAdd(&todo_count, __popc(m));
+                    at = atomicAdd(&claimed_count, __popc(m));
                 at = __shfl_sync(kFullWarp, at, 0) + __popc(m & before);
                 if (put != Put::Seen)
-                    todo[at] = id | (put == Put::Full ? 0x80000000u : 0);
+                    claimed[at] = id | (put == Put::Full ? 0x80000000u : 0);
             }
             c += kBlockThreads;
             id = c < cells ? link(c / a.degree, c % a.degree) : kNone;
@@ -400,7 +400,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         turn ^= 1;
         phase = (phase + 1) % 3;
         const Word bound = members[a.ef - 1], valid_bound = a.bits ? valid_worst : 0;
-        const uint32_t rows = todo_count;
+        const uint32_t rows = claimed_count;
         if (tid < kMaxParents)
             parents[tid] = kNone;
         if (warp == kWarps - 1) /* which has the fewest rows to look at */
@@ -410,7 +410,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             min(32u, ((rows + kWarps - 1) / kWarps + Kernel::kStride - 1) / Kernel::kStride * Kernel::kStride);
         for (uint32_t first = warp * share; first < rows; first += kWarps * share) {
             const uint32_t n = min(share, rows - first);
-            uint32_t slot = todo[first + min(static_cast<uint32_t>(lane), n - 1)];
+            uint32_t slot = claimed[first + min(static_cast<uint32_t>(lane), n - 1)];
             const uint32_t suspect = slot >> 31;
             slot &= 0x7fffffff;
             const uint32_t order = order_of(Kernel::keys(a.rows, query, head, slot, static_cast<int>(n)));
@@ -445,7 +445,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             /* Fewer nodes met than the list holds: the graph is torn, the answer must come from elsewhere. */
             if (lane == 0) {
                 a.counts[q] = full ? min(found, arguments.k) : kOverflow;
-                todo_count = found;
+                claimed_count = found;
             }
         }
         if (Kernel::kCoarse) {
@@ -455,7 +455,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
                 query_components(arguments.storage, raw, arguments.rows.dimensions, arguments.rows.pieces, head.step,
                                  fine, tid, kBlockThreads);
             __syncthreads();
-            const uint32_t found = todo_count;
+            const uint32_t found = claimed_count;
             for (uint32_t first = warp * 32; first < found; first += kBlockThreads) {
                 const uint32_t n = min(32u, found - first);
                 const uint32_t slot = slot_of_word(members[first + min(static_cast<uint32_t>(lane), n - 1)]);

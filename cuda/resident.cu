@@ -1,3 +1,6 @@
+/*
+ * resident.cu: the host side of kernels that stay, see resident.h.
+ */
 #include "resident.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+/*
+ * walk_image.cu: see walk_image.h.
+ */
 #include "walk_image.h"
 
 #include "components.cuh"

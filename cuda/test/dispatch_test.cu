@@ -13,6 +13,7 @@
  *   resident B    a resident kernel: a cluster of B blocks of 512 threads, the first of which looks at the mailbox and
  *                 hands the query to the others, as the search does
  */
+#include "launch.h"
 #include "cluster.cuh"
 #include "mailbox.cuh"
 
@@ -98,17 +99,7 @@ __global__ void __launch_bounds__(kThreads) once_kernel(Mailbox *box)
 
 bool launch_echo(const MailJob &job, uint32_t blocks, cudaStream_t stream)
 {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(blocks);
-    config.blockDim = dim3(kThreads);
-    config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = blocks;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = blocks > 1 ? 1 : 0;
-    check(cudaLaunchKernelEx(&config, echo_kernel, job, blocks), "echo");
+    launch_clusters(echo_kernel, 1, blocks, kThreads, 0, stream, "echo", job, blocks);
     return true;
 }
 
