@@ -15,6 +15,18 @@
 
 namespace vecgpu::cuda {
 
+/* The sum of the values of this lane and of those before it. All lanes call. */
+__device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value, int lane)
+{
+#pragma unroll
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        const uint32_t other = __shfl_up_sync(kFullWarp, value, offset);
+        if (lane >= offset)
+            value += other;
+    }
+    return value;
+}
+
 struct BlockBoundStorage {
     Word low[32], high[32]; /* a warp */
     uint32_t valid[32];
@@ -279,13 +291,7 @@ __device__ __forceinline__ bool block_spread(Word *words, uint32_t count, uint32
         __syncthreads();
         const uint4 held = *mine;
         const uint32_t total = held.x + held.y + held.z + held.w;
-        uint32_t before = total;
-#pragma unroll
-        for (int offset = 1; offset < 32; offset <<= 1) {
-            const uint32_t other = __shfl_up_sync(kFullWarp, before, offset);
-            if (lane >= offset)
-                before += other;
-        }
+        uint32_t before = warp_inclusive_sum(total, lane);
         if (lane == 31)
             bins.sums[warp] = before;
         before -= total;

@@ -87,13 +87,7 @@ __global__ void __launch_bounds__(kLongThreads, 1)
                 mine += fits(v[i], column_of(base, i));
             if (!__any_sync(kFullWarp, mine > 0))
                 return;
-            uint32_t sum = mine;
-#pragma unroll
-            for (int offset = 1; offset < 32; offset <<= 1) {
-                const uint32_t other = __shfl_up_sync(kFullWarp, sum, offset);
-                if (lane >= offset)
-                    sum += other;
-            }
+            const uint32_t sum = warp_inclusive_sum(mine, lane);
             uint32_t to = 0;
             if (lane == 31)
                 to = atomicAdd(counter, sum);

@@ -179,13 +179,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
             for (int i = 0; i < kValues; i++)
                 mine += v[i] <= bound;
             if (__any_sync(kFullWarp, mine > 0)) {
-                uint32_t sum = mine;
-#pragma unroll
-                for (int offset = 1; offset < 32; offset <<= 1) {
-                    const uint32_t other = __shfl_up_sync(kFullWarp, sum, offset);
-                    if (lane >= offset)
-                        sum += other;
-                }
+                const uint32_t sum = warp_inclusive_sum(mine, lane);
                 uint32_t at = 0;
                 if (lane == 31)
                     at = atomicAdd(&size, sum);
