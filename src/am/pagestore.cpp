@@ -25,6 +25,7 @@ void PageStore::open_overlay(Relation relation, Meta *working)
 {
     index = relation;
     meta = working;
+    published = meta->nodes;
     upper_of = nullptr;
     VgOpenOverlay(&overlay, index, meta);
     record = static_cast<uint8_t *>(palloc(kPageBytes));

@@ -14,6 +14,7 @@ constexpr uint32_t kUpperCells = 100; /* the largest m */
 struct PageStore {
     Relation index;
     Meta *meta; /* working copy: counters and entry point are those of the batch so far */
+    uint32_t published; /* nodes before the batch */
     Overlay overlay;
     Inserter<PageStore> inserter;
     HTAB *upper_of; /* slot -> its record on level 1, for nodes above layer 0 */
@@ -43,6 +44,7 @@ struct PageStore {
     uint32_t ef_construction() const { return meta->ef_construction; }
     float max_norm() const { return meta->max_norm; }
     uint32_t count() const { return meta->nodes; }
+    uint32_t visible() const { return published; }
     const void *row(uint32_t slot, void *scratch);
     void prefetch(uint32_t) {}
     void prefetch_links(int, uint32_t) {}

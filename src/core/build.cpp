@@ -276,6 +276,7 @@ BuildStatus build_start(Builder **out, Graph *graph, const void *rows, uint32_t 
     b->store.params = params;
     b->store.rows = static_cast<const char *>(rows);
     b->store.bytes = row_bytes(params.storage, params.dimensions);
+    b->store.first = first;
     b->control = control;
     b->first = first;
     b->last = last;

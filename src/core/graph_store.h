@@ -23,6 +23,7 @@ struct GraphStore {
     BuildParams params;
     const char *rows;
     size_t bytes;      /* of a row */
+    uint32_t first;    /* node that is inserted: those before it may be searched on the pages meanwhile */
     float *aux_values; /* count; null for L2 */
     float *keys0;      /* beside links0 */
     float *upper_keys; /* beside upper */
@@ -34,6 +35,7 @@ struct GraphStore {
     uint32_t ef_construction() const { return params.ef_construction; }
     float max_norm() const { return params.max_norm; }
     uint32_t count() const { return graph->count; }
+    uint32_t visible() const { return first; }
 
     const void *row(uint32_t slot, void *) const { return rows + slot * bytes; }
     float aux(uint32_t slot) const { return aux_values ? aux_values[slot] : 0; }

@@ -25,6 +25,7 @@ struct CopyStore {
     Metric row_metric;
     uint32_t ef;
     float largest = 0;
+    uint32_t published = 0;
     uint32_t hidden = kNone; /* a slot whose row is gone */
     uint64_t changes = 0, interrupts = 0, stop_at = UINT64_MAX;
     int locked = 0;
@@ -37,6 +38,7 @@ struct CopyStore {
     uint32_t ef_construction() const { return ef; }
     float max_norm() const { return largest; }
     uint32_t count() const { return owned->graph.count; }
+    uint32_t visible() const { return published; }
     const void *row(uint32_t slot, void *scratch) const
     {
         if (slot >= rows->n)
@@ -224,6 +226,166 @@ static void test_twins_of_insert()
     }
 }
 
+/* What a search sees that began before the newest nodes were published: it skips them, in every list. */
+struct EarlierSource : GraphSource {
+    uint32_t visible, old_entry;
+    int old_level;
+
+    EarlierSource(const OwnedGraph &graph, const void *data, const Query &q, uint32_t nodes, uint32_t entry, int level)
+        : GraphSource(graph, data, q), visible(nodes), old_entry(entry), old_level(level)
+    {}
+    uint32_t count() { return visible; }
+    int entry_level() { return old_level; }
+    uint32_t entry_handle() { return old_level == 0 ? old_entry : owned->graph.upper_offset[old_entry] + old_level - 1; }
+    uint32_t upper_slot(uint32_t handle)
+    {
+        uint32_t slot = GraphSource::upper_slot(handle);
+        return slot < visible ? slot : kNone;
+    }
+    uint32_t upper_links(uint32_t handle, uint32_t *out)
+    {
+        uint32_t n = GraphSource::upper_links(handle, out), kept = 0;
+        for (uint32_t i = 0; i < n; i++)
+            if (upper_slot(out[i]) != kNone)
+                out[kept++] = out[i];
+        return kept;
+    }
+};
+
+/* A graph that grows by parts, and searches of what was there before the last one. */
+struct GrowingGraph {
+    const Rows &rows;
+    Metric metric;
+    bool by_keys;
+    OwnedGraph owned;
+    uint32_t before = 0, entry = kNone;
+    int level = 0;
+
+    GrowingGraph(const Rows &all, Metric m, bool keys) : rows(all), metric(m), by_keys(keys), owned(all.n, 8) {}
+
+    void grow(uint32_t last)
+    {
+        before = owned.graph.count;
+        entry = owned.graph.entry;
+        level = owned.graph.entry_level;
+        if (by_keys) {
+            owned.add(last);
+            BuildParams params = {metric, Storage::Float32, rows.dimensions, 40, 0, 1, false, false};
+            BuildControl control;
+            CHECK(build_graph(&owned.graph, rows.data(), before, last, params, &control) == BuildStatus::Ok, "status");
+            return;
+        }
+        CopyStore store = {&owned, &rows, metric, 40};
+        store.published = before;
+        Inserter<CopyStore> inserter;
+        CHECK(inserter.init(&store, kHeap), "init");
+        for (uint32_t slot = before; slot < last; slot++) {
+            owned.add(slot + 1);
+            inserter.insert(slot, owned.levels[slot], false);
+        }
+        inserter.release();
+    }
+
+    /* The slots that a search finds among those that were there before the last grow(), nearest first. */
+    std::vector<uint32_t> find(const float *vector, uint32_t k, uint32_t ef)
+    {
+        EarlierSource source(owned, rows.data(), make_query(vector, rows.dimensions, metric, Storage::Float32), before, entry, level);
+        Stream<EarlierSource> stream;
+        stream.init(&source, kHeap, ef, UINT64_MAX);
+        std::vector<uint32_t> found;
+        uint32_t slot;
+        float key;
+        while (found.size() < k && stream.next(&slot, &key) && !stream.swept())
+            found.push_back(slot);
+        stream.release();
+        return found;
+    }
+
+    /* Nodes of those before the last grow() that links lead to. */
+    uint32_t reachable()
+    {
+        std::vector<bool> reached(before);
+        std::vector<uint32_t> queue = {entry};
+        reached[entry] = true;
+        for (size_t i = 0; i < queue.size(); i++)
+            for (uint32_t j = 0; j < 16; j++) {
+                uint32_t id = owned.graph.links0[size_t(queue[i]) * 16 + j];
+                if (id < before && !reached[id]) {
+                    reached[id] = true;
+                    queue.push_back(id);
+                }
+            }
+        return uint32_t(queue.size());
+    }
+};
+
+static void test_searches_meanwhile()
+{
+    for (bool by_keys : {false, true}) {
+        TEST(by_keys ? "searches meanwhile, threads' store: a group whose way in leads by the newest nodes too"
+                     : "searches meanwhile, pages' store: a group whose way in leads by the newest nodes too");
+        uint32_t line = 2000 / kScale, group = 8;
+        Rows rows;
+        rows.dimensions = 3;
+        auto put = [&](float x) {
+            rows.floats.insert(rows.floats.end(), {x, 0, 0});
+            rows.n++;
+        };
+        for (uint32_t i = 1; i <= line; i++)
+            put(i % 4 == 0 ? 1 / float(i) : float(i));
+        for (uint32_t i = 1; i <= group; i++)
+            put(-1 / float(100000 + i));
+        for (uint32_t i = 1; i <= 200; i++)
+            put(-1 / float(100100 + i));
+        GrowingGraph graph(rows, Metric::L2, by_keys);
+        graph.grow(line);
+        graph.grow(line + group);
+        graph.grow(rows.n);
+        const float origin[3] = {0, 0, 0};
+        std::vector<uint32_t> found = graph.find(origin, group, 40);
+        CHECK(found.size() == group, "%zu found", found.size());
+        for (uint32_t slot : found)
+            CHECK(slot >= line, "node %u before the group's", slot);
+
+        TEST(by_keys ? "searches meanwhile, threads' store: recall while a quarter comes"
+                     : "searches meanwhile, pages' store: recall while a quarter comes");
+        Rows many = cluster_rows(4000 / kScale, 20, 7), queries = cluster_rows(100, 20, 8);
+        GrowingGraph growing(many, Metric::L2, by_keys);
+        auto recall_before = [&] {
+            Rows old = many;
+            old.n = growing.before;
+            uint32_t good = 0;
+            for (uint32_t q = 0; q < queries.n; q++) {
+                Query query = make_query(queries.vector(q), 20, Metric::L2, Storage::Float32);
+                float last = exact_keys(query, old, 10).back();
+                for (uint32_t slot : growing.find(queries.vector(q), 10, 40))
+                    good += key(query, many.row(slot)) <= last;
+            }
+            return good / 10.0 / queries.n;
+        };
+        growing.grow(many.n * 4 / 5);
+        growing.grow(many.n * 4 / 5);
+        double at_rest = recall_before();
+        growing.grow(many.n);
+        double meanwhile = recall_before();
+        note("recall %.4f at rest, %.4f meanwhile", at_rest, meanwhile);
+        CHECK(meanwhile >= at_rest - 0.01, "recall %.4f at rest, %.4f meanwhile", at_rest, meanwhile);
+
+        TEST(by_keys ? "searches meanwhile, threads' store: mates" : "searches meanwhile, pages' store: mates");
+        Rows mates = cluster_rows(600, 12, 4);
+        for (uint32_t i = 0; i < mates.n; i++)
+            for (uint32_t j = 0; j < 12; j++)
+                mates.floats[size_t(i) * 12 + j] = (1 + float(i)) * mates.floats[j];
+        GrowingGraph cloud(mates, Metric::Cosine, by_keys);
+        cloud.grow(300);
+        cloud.grow(300);
+        uint32_t reached = cloud.reachable();
+        cloud.grow(310);
+        uint32_t after = cloud.reachable();
+        CHECK(after + 2 >= reached, "%u reached, %u before", after, reached);
+    }
+}
+
 static void test_leaving()
 {
     TEST("interrupt ends an insertion before anything is changed, or jumps out");
@@ -339,6 +501,7 @@ int main()
 {
     test_store();
     test_twins_of_insert();
+    test_searches_meanwhile();
     test_leaving();
     test_find_twins();
     return finish();
