@@ -32,7 +32,22 @@ constexpr bool kSlow = true;
 constexpr bool kSlow = false;
 #endif
 
-constexpr int kConnectMs = 10000;
+/* Limits are for what never comes. A machine with other things to do may hold up any process, and any thread, for seconds. */
+constexpr int kConnectMs = 30000;
+constexpr int kPatienceMs = 60000;
+
+/* Whether it comes true. For all that happens a little after what can be seen of it. */
+template <class Condition>
+bool soon(Condition condition)
+{
+    uint64_t until = now_ns() + uint64_t(kPatienceMs) * 1000000;
+    while (!condition()) {
+        if (now_ns() > until)
+            return false;
+        usleep(5000);
+    }
+    return true;
+}
 
 /* An index as a session sees it. Flat, or a graph in which everybody is linked to the next ones: good enough to be walked. */
 struct TestIndex {
@@ -102,10 +117,13 @@ inline TestIndex make_index(uint32_t number, IndexKind kind, uint32_t dimensions
 
 class EngineProcess {
 public:
-    /* `in_child` runs in the engine's process before the engine. */
+    /*
+     * `in_child` runs in the engine's process before the engine. An end that takes long is not cut short (engine/server.cpp) unless
+     * `cut_short`: a busy machine needs its time, and only a regular end shows that all threads come to theirs.
+     */
     explicit EngineProcess(const char *name, const std::function<void(Options *)> &change = {},
-                           const std::function<void()> &in_child = {})
-        : in_child(in_child)
+                           const std::function<void()> &in_child = {}, bool cut_short = false)
+        : in_child(in_child), cut_short(cut_short)
     {
         options.socket = "/tmp/vecgpu-test-" + std::string(name) + "-" + std::to_string(getpid()) + ".sock";
         options.host_only = true;
@@ -125,6 +143,12 @@ public:
         pid = fork();
         if (pid == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (!cut_short) {
+                sigset_t set;
+                sigemptyset(&set);
+                sigaddset(&set, SIGALRM);
+                pthread_sigmask(SIG_BLOCK, &set, nullptr);
+            }
             if (in_child)
                 in_child();
             prepare_process();
@@ -134,20 +158,17 @@ public:
         }
     }
 
-    /* Exit status, or 1000 + signal; -1 if it does not end within ten seconds. 0: no signal. */
+    /* Exit status, or 1000 + signal; -1 if it does not end. 0: no signal. */
     int stop(int signal_number)
     {
         if (pid <= 0)
             return last;
         if (signal_number != 0)
             kill(pid, signal_number);
-        for (int i = 0; i < 1000 * (kSlow ? 6 : 1); i++) {
-            int status = 0;
-            if (waitpid(pid, &status, WNOHANG) == pid) {
-                pid = 0;
-                return last = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-            }
-            usleep(10000);
+        int status = 0;
+        if (soon([&] { return waitpid(pid, &status, WNOHANG) == pid; })) {
+            pid = 0;
+            return last = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
         }
         kill(pid, SIGKILL);
         waitpid(pid, nullptr, 0);
@@ -159,6 +180,7 @@ public:
 
     std::function<void()> in_child;
     Options options;
+    bool cut_short;
     pid_t pid = 0;
     int last = 0;
 };
@@ -172,21 +194,24 @@ public:
     Client(const Client &) = delete;
     ~Client() { close(); }
 
-    int open(const std::string &socket)
+    /* Waits for an engine, unless one must be there. */
+    int open(const std::string &socket, bool wait = true)
     {
         int error = ENOENT;
-        for (int i = 0; i < 500 && (error == ENOENT || error == ECONNREFUSED); i++) {
+        soon([&] {
+            uint64_t began = now_ns();
             error = connection_open(&connection, socket.c_str(), kConnectMs);
-            if (error != 0)
-                usleep(20000);
-        }
+            /* The engine closes on a session that says nothing for 5 s, be it that the machine held it up. */
+            bool late = error == kSocketClosed && now_ns() - began > 4000000000;
+            return !late && (!wait || (error != ENOENT && error != ECONNREFUSED));
+        });
         if (error == 0)
             caller_init(&caller, connection.area, connection.session, connection.slots);
         return error;
     }
     void close() { connection_close(&connection); }
 
-    /* DeviceLost: no answer within the patience. */
+    /* DeviceLost: no answer within the patience, or ever: the engine is gone. */
     Status ask(Lane lane, const std::function<void(Slot &)> &fill)
     {
         Call call;
@@ -195,9 +220,12 @@ public:
         memset(&call.slot->request, 0, sizeof call.slot->request);
         fill(*call.slot);
         call_submit(&caller, &call, lane);
-        bool answered = call_spin(caller, call);
-        for (int i = 0; !answered && i < patience_ms / 10; i++)
+        bool answered = call_spin(caller, call), gone = false;
+        uint64_t until = now_ns() + uint64_t(kPatienceMs) * 1000000;
+        while (!answered && !gone && now_ns() < until) {
+            gone = socket_is_closed(connection.fd); /* before the look for an answer, which may be its last */
             answered = call_wait(call, 10000000);
+        }
         if (!answered) {
             call_abandon(&call);
             return Status::DeviceLost;
@@ -208,6 +236,17 @@ public:
             payload.assign(call.slot->payload, call.slot->payload + sizeof call.slot->payload);
         call_release(&caller, &call);
         return response.status;
+    }
+
+    /* A request that nobody waits for; true once the engine is about it. */
+    bool start(Lane lane, Call *call, const std::function<void(Slot &)> &fill)
+    {
+        while (!call_claim(&caller, call))
+            usleep(100);
+        memset(&call->slot->request, 0, sizeof call->slot->request);
+        fill(*call->slot);
+        call_submit(&caller, call, lane);
+        return soon([&] { return state_of(call->slot->control.word.load()) == SlotState::Taken; });
     }
 
     Status search(const TestIndex &index, const float *query, uint32_t k, SearchForm form = SearchForm::Exact, uint32_t ef = 0,
@@ -327,6 +366,13 @@ public:
         return list;
     }
 
+    /* Of the engine's one device. */
+    uint64_t memory_used()
+    {
+        std::vector<DeviceEntry> list = devices();
+        return list.empty() ? UINT64_MAX : list[0].memory_used;
+    }
+
     /* Slots that are not free. */
     uint32_t slots_in_use() const
     {
@@ -343,7 +389,6 @@ public:
     std::vector<uint8_t> payload;
     uint64_t load = 0, from_epoch = 0;
     uint32_t from_nodes = 0;
-    int patience_ms = 20000;
 };
 
 /* ---- brute force ---- */

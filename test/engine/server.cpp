@@ -33,8 +33,7 @@ SocketPacket packet_of(SocketMessage type)
 int32_t answer_to(const EngineProcess &engine, const void *bytes, size_t size, SocketPacket *answer)
 {
     int fd = -1, passed = -1;
-    for (int i = 0; i < 500 && socket_connect(engine.options.socket.c_str(), kConnectMs, &fd) != 0; i++)
-        usleep(20000);
+    soon([&] { return socket_connect(engine.options.socket.c_str(), kConnectMs, &fd) == 0; });
     if (send(fd, bytes, size, MSG_NOSIGNAL) < 0)
         return -2;
     int error = socket_receive(fd, kConnectMs, answer, &passed);
@@ -56,8 +55,7 @@ void test_hello()
     struct stat about;
     CHECK(stat(engine.options.socket.c_str(), &about) == 0 && (about.st_mode & 0077) == 0, "mode %o", about.st_mode);
     uint64_t beat = client.connection.area->heartbeat_ns;
-    usleep(400000);
-    CHECK(client.connection.area->heartbeat_ns > beat, "the heart beats");
+    CHECK(soon([&] { return client.connection.area->heartbeat_ns > beat; }), "the heart beats");
 
     TEST("another version, and what is no hello at all, get an answer");
     SocketPacket answer = {};
@@ -82,7 +80,7 @@ void test_hello()
         staging.bytes = bytes;
         int passed = -1;
         socket_send(client.connection.fd, staging, memory);
-        if (connection_receive(client.connection.fd, now_ns() + 10000000000ull, &reply, &passed) != 0)
+        if (connection_receive(client.connection.fd, now_ns() + uint64_t(kConnectMs) * 1000000, &reply, &passed) != 0)
             return Status::DeviceLost;
         return Status(reply.status);
     };
@@ -109,12 +107,7 @@ void test_hello()
     other.open(engine.options.socket);
     int silent = -1;
     CHECK(socket_connect(engine.options.socket.c_str(), kConnectMs, &silent) == 0, "connect");
-    bool closed = false;
-    for (int i = 0; i < 100 && !closed; i++) {
-        closed = socket_is_closed(silent);
-        usleep(100000);
-    }
-    CHECK(closed && !socket_is_closed(other.connection.fd), "closed");
+    CHECK(soon([&] { return socket_is_closed(silent); }) && !socket_is_closed(other.connection.fd), "closed");
     close(silent);
 
     TEST("many sessions come and go, more than slots");
@@ -134,9 +127,8 @@ void test_hello()
         CHECK(!call_claim(&clients[99]->caller, &call), "none left");
         for (int i = 0; i < 64; i++)
             clients[i]->close();
-        for (int i = 0; i < 500 && clients[99]->slots_in_use() > 0; i++)
-            usleep(10000);
-        CHECK(clients[99]->slots_in_use() == 0, "%u slots leaked", clients[99]->slots_in_use());
+        bool all_free = soon([&] { return clients[99]->slots_in_use() == 0; });
+        CHECK(all_free, "%u slots leaked", clients[99]->slots_in_use());
     }
     CHECK(engine.stop(SIGTERM) == 0 && !exists(engine.options.socket), "clean end");
     CHECK(other.connection.area->heartbeat_ns == 0 && socket_is_closed(other.connection.fd), "sessions know");
@@ -251,20 +243,17 @@ void test_search()
     CHECK(mirrors[0].index == flat.key && mirrors[0].nodes == flat.nodes() && mirrors[0].epoch == flat.meta.epoch &&
               mirrors[0].phase == MirrorPhase::Ready && mirrors[0].index_oid == flat.key.file,
           "the flat one");
+    /* The thread of the last search may hold a mirror, also one that was replaced, a moment longer than its answer took. */
+    CHECK(soon([&] { return client.memory_used() == mirrors[0].bytes + mirrors[1].bytes; }), "memory");
     std::vector<DeviceEntry> devices = client.devices();
-    CHECK(devices.size() == 1 && devices[0].mirrors == 2 && devices[0].threads == 4 &&
-              devices[0].memory_used == mirrors[0].bytes + mirrors[1].bytes,
-          "device");
+    CHECK(devices.size() == 1 && devices[0].mirrors == 2 && devices[0].threads == 4, "device");
     CHECK(client.ask(Lane::Control, [&](Slot &slot) {
         slot.request.op = Op::ListMirrors;
         slot.request.list.first = 1;
     }) == Status::Ok && client.response.count == 1 && client.response.list.total == 2, "second page");
     CHECK(client.evict(flat.key) == Status::Ok && client.response.end.bytes == mirrors[0].bytes, "evict");
     CHECK(client.search(flat, flat.row(0), 1) == Status::Cold && client.mirrors().size() == 1, "gone");
-    /* The thread of the last search may hold it a moment longer than its answer took. */
-    for (int i = 0; i < 500 && client.devices()[0].memory_used != mirrors[1].bytes; i++)
-        usleep(10000);
-    CHECK(client.devices()[0].memory_used == mirrors[1].bytes, "memory");
+    CHECK(soon([&] { return client.memory_used() == mirrors[1].bytes; }), "memory");
     CHECK(client.slots_in_use() == 0, "%u slots leaked", client.slots_in_use());
     CHECK(engine.stop(SIGTERM) == 0, "clean end");
 }
@@ -333,10 +322,7 @@ void test_loads()
         CHECK(client.begin(graph) == Status::Busy, "busy");
     }
     Status status = Status::Busy;
-    for (int i = 0; i < 500 && status == Status::Busy; i++) {
-        status = client.begin(graph);
-        usleep(10000);
-    }
+    soon([&] { return (status = client.begin(graph)) != Status::Busy; });
     CHECK(status == Status::Ok && client.end(true) == Status::Ok, "free");
 
     TEST("an abandoned begin leaves nothing behind");
@@ -352,7 +338,9 @@ void test_loads()
             usleep(uint32_t(i) * 20);
         call_abandon(&call);
     }
-    CHECK(client.load_index(graph) == Status::Ok, "load");
+    /* One that a thread is still about is in the way (Busy), or takes the place of this load (Cold), until it finds that nobody waits. */
+    soon([&] { return (status = client.load_index(graph)) != Status::Busy && status != Status::Cold; });
+    CHECK(status == Status::Ok, "load: %d", int(status));
     CHECK(client.evict(graph.key) == Status::Ok, "evict");
 
     TEST("a write that is given up half way spoils its load");
@@ -382,11 +370,7 @@ void test_loads()
         fputs(content, out);
         fclose(out);
     };
-    auto wait_for = [&](size_t count) {
-        for (int i = 0; i < 500 && client.mirrors().size() != count; i++)
-            usleep(10000);
-        return client.mirrors().size() == count;
-    };
+    auto wait_for = [&](size_t count) { return soon([&] { return client.mirrors().size() == count; }); };
     put("page");
     CHECK(client.load_index(graph, path.c_str()) == Status::Ok, "load");
     usleep(1300000);
@@ -397,21 +381,21 @@ void test_loads()
     CHECK(client.load_index(graph, path.c_str()) == Status::Ok, "load");
     unlink(path.c_str());
     CHECK(wait_for(0), "dropped");
-    CHECK(client.devices()[0].memory_used == 0, "memory");
-    CHECK(client.slots_in_use() == 0, "%u slots leaked", client.slots_in_use());
+    CHECK(soon([&] { return client.memory_used() == 0; }), "memory");
+    bool all_free = soon([&] { return client.slots_in_use() == 0; });
+    CHECK(all_free, "%u slots leaked", client.slots_in_use());
     CHECK(engine.stop(SIGTERM) == 0, "clean end");
 }
 
-/* Lines of the log by level. */
-std::map<char, int> read_log(int fd)
+/* Lines of the log by level. `text`: all that was read of it so far. */
+std::map<char, int> read_log(int fd, std::string *text)
 {
     std::map<char, int> lines;
-    std::string text;
     char part[4096];
     for (ssize_t got; (got = read(fd, part, sizeof part)) > 0;)
-        text.append(part, size_t(got));
-    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1)
-        lines[text[at]]++;
+        text->append(part, size_t(got));
+    for (size_t at = 0, end; (end = text->find('\n', at)) != std::string::npos; at = end + 1)
+        lines[(*text)[at]]++;
     return lines;
 }
 
@@ -422,6 +406,7 @@ void test_endings()
         int log[2], life[2];
         CHECK(pipe2(log, O_CLOEXEC) == 0 && pipe2(life, O_CLOEXEC) == 0, "pipes");
         fcntl(log[0], F_SETFL, O_NONBLOCK);
+        uint64_t began = now_ns();
         EngineProcess engine(
             "life",
             [&](Options *o) {
@@ -431,9 +416,12 @@ void test_endings()
             [&] { close(life[1]); });
         Client client(engine);
         CHECK(client.devices().size() == 1, "serves");
-        usleep(1700000);
-        std::map<char, int> lines = read_log(log[0]);
-        CHECK(lines['B'] >= 3 && lines['B'] <= 6 && lines['L'] >= 1 && lines['W'] == 0, "%d beats, %d lines", lines['B'], lines['L']);
+        std::string text;
+        std::map<char, int> lines;
+        CHECK(soon([&] { return (lines = read_log(log[0], &text))['B'] >= 4; }), "the heart beats");
+        /* Two a second, and no more than four when a tick that was late is made up for. */
+        uint64_t most = (now_ns() - began) / 250000000 + 2;
+        CHECK(uint64_t(lines['B']) <= most && lines['L'] >= 1 && lines['W'] == 0, "%d beats, %d lines", lines['B'], lines['L']);
         close(life[0]);
         close(life[1]);
         CHECK(engine.stop(0) == 0 && !exists(engine.options.socket), "ended by itself");
@@ -482,7 +470,6 @@ void test_endings()
         rename((faults + ".new").c_str(), faults.c_str());
     };
     setenv("VECGPU_FAULT_FILE", faults.c_str(), 1);
-    setenv("VECGPU_STALL_MS", "700", 1);
     TestIndex flat = make_index(1, IndexKind::Flat, 24, 200);
 
     TEST("a device without memory, with errors, slow: the request fails, the engine lives");
@@ -507,7 +494,10 @@ void test_endings()
         fault("commit error 1\n");
         CHECK(client.load_index(other) == Status::DeviceError, "commit");
         fault("");
-        CHECK(client.mirrors().size() == 1 && client.load_index(other) == Status::Ok, "load");
+        /* The other one is there, unless it was not searched for a second and made room. */
+        std::vector<MirrorEntry> mirrors = client.mirrors();
+        CHECK(mirrors.empty() || (mirrors.size() == 1 && mirrors[0].index == flat.key), "no half mirrors");
+        CHECK(client.load_index(other) == Status::Ok, "load");
         CHECK(client.slots_in_use() == 0, "%u slots leaked", client.slots_in_use());
         CHECK(engine.stop(SIGTERM) == 0, "clean end");
     }
@@ -519,7 +509,6 @@ void test_endings()
         Client client(engine);
         CHECK(client.load_index(flat) == Status::Ok, "load");
         fault((std::string(call) + " lost\n").c_str());
-        client.patience_ms = 2000;
         if (strcmp(call, "search") == 0) {
             CHECK(client.search(flat, flat.row(0), 5) == Status::DeviceLost, "search");
         } else {
@@ -533,34 +522,60 @@ void test_endings()
 
     TEST("a call that does not return ends the engine after its limit, not before");
     for (const char *call : {"search", "write"}) {
-        fault("");
-        EngineProcess engine("hang");
-        Client client(engine);
-        CHECK(client.load_index(flat) == Status::Ok, "load");
-        fault((std::string(call) + " hang\n").c_str());
-        client.patience_ms = 300;
-        TestIndex other = make_index(2, IndexKind::Flat, 24, 200);
-        uint64_t began = now_ns();
-        CHECK((strcmp(call, "search") == 0 ? client.search(flat, flat.row(0), 5) : client.load_index(other)) == Status::DeviceLost,
-              "no answer");
-        Client second;
-        CHECK(second.open(engine.options.socket) == 0 && second.devices().size() == 1, "others are served meanwhile");
-        int status = engine.stop(0);
-        CHECK(status == 3 && !exists(engine.options.socket), "status %d", status);
-        uint64_t took = now_ns() - began;
-        CHECK(took > 600000000 && took < 5000000000, "%llu ms", static_cast<unsigned long long>(took / 1000000));
+        /* Others are served until then: a machine that is too busy for that within a second gets more. */
+        bool served = false;
+        for (uint64_t limit_ms : {1000, 3000, 9000}) {
+            if (served)
+                break;
+            setenv("VECGPU_STALL_MS", std::to_string(limit_ms).c_str(), 1);
+            fault("");
+            EngineProcess engine("hang");
+            Client client(engine);
+            TestIndex other = make_index(2, IndexKind::Flat, 24, 200);
+            if (client.load_index(flat) != Status::Ok || client.begin(other) != Status::Ok ||
+                connection_stage(&client.connection, 65536, kConnectMs) != 0)
+                continue; /* held up for so long that it was taken for a hang */
+            fault((std::string(call) + " hang\n").c_str());
+            uint64_t began = now_ns();
+            Call hung;
+            bool search = strcmp(call, "search") == 0;
+            bool taken = client.start(search ? Lane::Host : Lane::Control, &hung, [&](Slot &slot) {
+                slot.request.op = search ? Op::Search : Op::LoadWrite;
+                if (search) {
+                    slot.request.search = {flat.key, SearchForm::Exact, 5, 0, flat.meta.dimensions, 0, 0};
+                    memcpy(slot.payload, flat.row(0), flat.meta.dimensions * sizeof(float));
+                } else {
+                    Run run = {uint32_t(Region::Slots), 0, 100, 0, 0};
+                    slot.request.write = {client.load, 1, 0};
+                    memcpy(slot.payload, &run, sizeof run);
+                }
+            });
+            CHECK(taken, "taken");
+            Client second;
+            served = second.open(engine.options.socket, false) == 0 && second.devices().size() == 1;
+            int status = engine.stop(0);
+            CHECK(status == 3 && !exists(engine.options.socket), "status %d", status);
+            CHECK(!call_done(hung), "no answer");
+            uint64_t took = now_ns() - began;
+            CHECK(took >= limit_ms * 1000000, "%llu ms", static_cast<unsigned long long>(took / 1000000));
+        }
+        CHECK(served, "%s: others are served meanwhile", call);
     }
+    unsetenv("VECGPU_STALL_MS");
 
     TEST("an end while a call does not return");
     {
         fault("");
-        unsetenv("VECGPU_STALL_MS");
-        EngineProcess engine("stuck");
+        EngineProcess engine("stuck", {}, {}, true);
         Client client(engine);
         CHECK(client.load_index(flat) == Status::Ok, "load");
         fault("search hang\n");
-        client.patience_ms = 100;
-        client.search(flat, flat.row(0), 5);
+        Call hung;
+        CHECK(client.start(Lane::Host, &hung, [&](Slot &slot) {
+            slot.request.op = Op::Search;
+            slot.request.search = {flat.key, SearchForm::Exact, 5, 0, flat.meta.dimensions, 0, 0};
+            memcpy(slot.payload, flat.row(0), flat.meta.dimensions * sizeof(float));
+        }), "taken");
         int status = engine.stop(SIGTERM);
 #if defined(__SANITIZE_THREAD__)
         status = status == 66 ? 0 : status; /* it minds that threads were not joined */

@@ -258,10 +258,7 @@ private:
                 call_abandon(&one.call);
                 continue;
             }
-            int slices = 0;
-            while (!call_wait(one.call, 10000000) && ++slices < 2000) {
-            }
-            if (!call_done(one.call)) {
+            if (!soon([&] { return call_wait(one.call, 10000000); })) {
                 shared_->fail("a search of a burst was not answered");
                 call_abandon(&one.call);
                 continue;
@@ -502,8 +499,10 @@ int main()
     uint64_t seconds = number_from("VECGPU_STRESS_SECONDS", kSlow ? 10 : 8);
     for (pid_t &pid : processes)
         pid = start_process(*library, shared, engine.options.socket, seed++);
-    uint64_t until = now_ns() + seconds * 1000000000ull;
-    while (now_ns() < until && shared->failures == 0 && engine.runs()) {
+    auto a_test = [&] { return shared->right > 100 && shared->loads > 5 && shared->catch_ups > 0 && shared->deaths > 0; };
+    /* A busy machine gets more time for it. */
+    uint64_t until = now_ns() + seconds * 1000000000ull, at_last = until + uint64_t(kPatienceMs) * 1000000;
+    while ((now_ns() < until || (now_ns() < at_last && !a_test())) && shared->failures == 0 && engine.runs()) {
         usleep(10000);
         for (pid_t &pid : processes) {
             int status;
@@ -528,29 +527,17 @@ int main()
     test::note("%llu loads, %llu catch-ups, %llu busy; %llu pieces of garbage, %llu refused; %llu deaths; narrow mirrors seen %llu times",
                count(shared->loads), count(shared->catch_ups), count(shared->busy), count(shared->garbage), count(shared->refused), count(shared->deaths),
                count(shared->narrow));
-    CHECK(shared->right > 100 && shared->loads > 5 && shared->catch_ups > 0 && shared->deaths > 0, "it was hardly a test");
+    CHECK(a_test(), "it was hardly a test");
 
     TEST("nothing is lost: slots, memory, the engine");
     {
         Client client(engine);
-        uint32_t used = 0;
-        for (int i = 0; i < 500; i++) {
-            used = client.slots_in_use();
-            if (used == 0)
-                break;
-            usleep(10000);
-        }
-        CHECK(used == 0, "%u slots leaked", used);
-        client.patience_ms = 5000;
+        bool all_free = soon([&] { return client.slots_in_use() == 0; });
+        CHECK(all_free, "%u slots leaked", client.slots_in_use());
         for (uint32_t i = 0; i < kIndexes; i++)
             CHECK(client.evict((*library)[i][0].key) == Status::Ok, "evict");
-        uint64_t left = 1;
-        for (int i = 0; i < 500 && left != 0; i++) {
-            std::vector<DeviceEntry> devices = client.devices();
-            left = devices.empty() ? 1 : devices[0].memory_used;
-            usleep(10000);
-        }
-        CHECK(left == 0 && client.mirrors().empty(), "%llu bytes leaked", static_cast<unsigned long long>(left));
+        bool empty = soon([&] { return client.memory_used() == 0; }) && client.mirrors().empty();
+        CHECK(empty, "%llu bytes leaked", static_cast<unsigned long long>(client.memory_used()));
         const TestIndex &index = (*library)[0][3];
         CHECK(client.load_index(index) == Status::Ok && client.search(index, index.row(7), 3) == Status::Ok, "serves");
     }

@@ -22,18 +22,18 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 use VecgpuTest;
 
-our @EXPORT = qw(ve_conf ve_node ve_functions ve_until ve_fault ve_engines ve_engine ve_new_engine ve_no_engine ve_supervisor
-  ve_stop_supervisor ve_socket ve_leftovers ve_on_device ve_same ve_counter ve_fallbacks ve_caught_up ve_slots ve_slots_free
-  ve_log_lines ve_errors ve_finish ve_gpu_module ve_device_memory);
+our @EXPORT = qw(ve_conf ve_node ve_functions ve_until ve_is ve_like ve_fault ve_engines ve_engine ve_new_engine ve_no_engine ve_lives ve_supervisor
+  ve_stop_supervisor ve_socket ve_leftovers ve_settled ve_connected ve_evict ve_prewarm ve_on_device ve_by_device ve_same ve_counter ve_fallbacks ve_late
+  ve_caught_up ve_slots ve_slots_free ve_log_lines ve_errors ve_finish ve_gpu_module ve_device_memory);
 
 # Every server of a test reads this file, which need not exist (engine/fault.h).
 my $fault_file = File::Spec->rel2abs(PostgreSQL::Test::Utils::tempdir() . '/faults');
 $ENV{VECGPU_FAULT_FILE} = $fault_file;
 
-# Later settings win, also over those of VECGPU_TEST_DEVICE.
+# Later settings win, also over those of VECGPU_TEST_DEVICE. A late answer is as good as any.
 sub ve_conf
 {
-    return "vecgpu.device = host\nvecgpu.fallback = on\nrestart_after_crash = on\njit = off\n";
+    return "vecgpu.device = host\nvecgpu.fallback = on\nvecgpu.engine_timeout = 60s\nrestart_after_crash = on\njit = off\n";
 }
 
 sub ve_node
@@ -94,7 +94,26 @@ sub ve_until
 }
 
 # On a loaded machine everything takes its time; nothing is asserted about times but that things happen at all.
-my $patience = 60;
+my $patience = 90;
+
+# One assertion about what comes about by itself: the function's value becomes the expected one.
+sub ve_is
+{
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+    my ($function, $expected, $what) = @_;
+    my $got;
+    ve_until($patience, sub { $got = $function->(); return $got eq $expected });
+    return is($got, $expected, $what);
+}
+
+sub ve_like
+{
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+    my ($function, $expected, $what) = @_;
+    my $got;
+    ve_until($patience, sub { $got = $function->(); return $got =~ $expected });
+    return like($got, $expected, $what);
+}
 
 # ---- faults ----
 
@@ -147,7 +166,8 @@ sub ve_new_engine
 {
     my ($node, $old) = @_;
     my $pid = ve_until($patience, sub {
-        my $number = $node->safe_psql('postgres', q{SELECT count(*) FROM vecgpu_devices() WHERE device = 'host'});
+        # It is an error if the old one ends just now.
+        my (undef, $number) = $node->psql('postgres', q{SELECT count(*) FROM vecgpu_devices() WHERE device = 'host'});
         my @pids = ve_engines($node);
         return $number eq '1' && @pids == 1 && $pids[0] != $old ? $pids[0] : '';
     });
@@ -157,8 +177,19 @@ sub ve_new_engine
 
 sub ve_no_engine
 {
-    my ($node, $seconds) = @_;
-    return ve_until($seconds // 10, sub { return !ve_engines($node) }) ? 1 : 0;
+    my ($node) = @_;
+    return ve_until($patience, sub { return !ve_engines($node) }) ? 1 : 0;
+}
+
+# One assertion: the engine that serves is this one. Its supervisor ends one whose heart stops for three seconds: that is the machine's doing, and in the log.
+sub ve_lives
+{
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+    my ($node, $engine, $what) = @_;
+    my $now = ve_engine($node);
+    return pass("$what (another one: the machine held it up)")
+      if $now != $engine && ve_log_lines($node, "vecgpu engine with PID $engine does not answer, killing it");
+    return is($now, $engine, $what);
 }
 
 # Process id of the supervisor, or ''.
@@ -213,6 +244,71 @@ sub ve_leftovers
     return join(' ', @left);
 }
 
+# ---- mirrors ----
+
+# Waits until no load that a search asked for is under way: a worker may come to it long after the search, and bring a mirror back. Whoever connects
+# after the search finds the worker started; what is to become one has no title yet.
+sub ve_settled
+{
+    my ($node) = @_;
+    $node->safe_psql('postgres', 'SELECT');
+    my ($postmaster) = PostgreSQL::Test::Utils::slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
+    my $loads = sub {
+        for my $process (glob('/proc/[0-9]*'))
+        {
+            my ($state, $parent) = first_line("$process/stat") =~ /\) (\S) (\d+) / or next;
+            return 1 if $parent == $postmaster && $state ne 'Z' && first_line("$process/cmdline") !~ /^postgres: (?!.*vecgpu load worker)|^$/;
+        }
+        return '';
+    };
+    die 'loads do not end on ' . $node->name if !ve_until($patience, sub { return !$loads->() });
+    return;
+}
+
+sub first_line
+{
+    my ($file) = @_;
+    open(my $in, '<', $file) or return '';
+    return <$in> // '';
+}
+
+# A statement: connects this session, however long the engine takes for it. Functions that only look (vecgpu_mirrors, vecgpu_evict, vecgpu_info) give it a
+# quarter of a second, and then say that there is nothing.
+sub ve_connected { return 'DO $$ BEGIN PERFORM count(*) FROM vecgpu_devices(); END $$; ' }
+
+# Drops the mirror, and nobody brings it back behind the test's back. Returns its bytes.
+sub ve_evict
+{
+    my ($node, $index) = @_;
+    ve_settled($node);
+    my ($code, $out, $err);
+    ve_until($patience, sub {
+        ($code, $out, $err) = $node->psql('postgres', ve_connected() . "SELECT vecgpu_evict('$index')");
+        # `lost`: the engine has just ended.
+        return $code == 0 || !(vg_held_up($err) || $err =~ /: lost$/m);
+    });
+    die "vecgpu_evict: $err" if $code != 0;
+    return $out;
+}
+
+# vecgpu_prewarm on a node or in a session, which may be in a transaction. Returns its columns.
+sub ve_prewarm
+{
+    my ($where, $index, $columns) = @_;
+    my $sql = 'SELECT ' . ($columns // '*') . " FROM vecgpu_prewarm('$index')";
+    return vg_sql($where, $sql) if ref($where) ne 'HASH';
+    my ($out, $err);
+    my $in_transaction = (vg_ask($where, 'SELECT now() < statement_timestamp()'))[0] eq 't';
+    vg_ask($where, 'SAVEPOINT ve_prewarm') if $in_transaction;
+    ve_until($patience, sub {
+        ($out, $err) = vg_ask($where, $sql);
+        vg_ask($where, 'ROLLBACK TO ve_prewarm') if $in_transaction && $err ne '';
+        return !vg_held_up($err);
+    });
+    vg_ask($where, 'RELEASE ve_prewarm') if $in_transaction;
+    return "$out$err";
+}
+
 sub ve_gpu_module
 {
     my ($node) = @_;
@@ -231,7 +327,7 @@ sub ask
         my ($out, $err) = vg_ask($where, $sql);
         return $err eq '' ? $out : "$out $err";
     }
-    return $where->safe_psql('postgres', $sql);
+    return vg_sql($where, $sql);
 }
 
 # One assertion: wherever it is asked (nodes and sessions of vg_open), the index answers as the table does.
@@ -264,6 +360,24 @@ sub ve_on_device
     return $there;
 }
 
+# One assertion: at least so many searches of what the code does are answered by the device. Searches that gave up an engine which the machine held up are no
+# fault: then it is done again.
+sub ve_by_device
+{
+    local $Test::Builder::Level = $Test::Builder::Level + 1;
+    my ($node, $index, $least, $what, $code) = @_;
+    my $count;
+    for my $try (1 .. 20)
+    {
+        my ($before, $late) = (ve_counter($node, $index, 'queries'), ve_late($node, $index));
+        $code->();
+        $count = ve_counter($node, $index, 'queries') - $before;
+        last if $count >= $least || ve_late($node, $index) == $late;
+        sleep(0.5);
+    }
+    return cmp_ok($count, '>=', $least, $what);
+}
+
 # ---- counters ----
 
 # A column of pg_stat_vecgpu of an index; 0 if it has no row yet.
@@ -280,6 +394,13 @@ sub ve_fallbacks
     my ($node, $index, $reason, $database) = @_;
     return $node->safe_psql($database // 'postgres',
         "SELECT coalesce(max((fallback_reasons ->> '$reason')::numeric), 0) FROM pg_stat_vecgpu s WHERE indexrelid = '$index'::regclass");
+}
+
+# How many searches gave up an engine that was late.
+sub ve_late
+{
+    my ($node, $index) = @_;
+    return ve_fallbacks($node, $index, 'hung') + ve_fallbacks($node, $index, 'timeout');
 }
 
 # Whether the mirror has the state of the pages, after a few searches.
@@ -299,7 +420,7 @@ sub ve_caught_up
 sub ve_device_memory
 {
     my ($node) = @_;
-    return $node->safe_psql('postgres', q{SELECT memory_used FROM vecgpu_devices() WHERE device = 'host'});
+    return vg_sql($node, q{SELECT memory_used FROM vecgpu_devices() WHERE device = 'host'});
 }
 
 # ---- slots ----
@@ -341,7 +462,7 @@ sub ve_slots_free
     my ($node, $what) = @_;
     my $engine = ve_engine($node);
     my $busy = '';
-    ve_until(10, sub {
+    ve_until($patience, sub {
         my %count;
         $count{$_}++ for ve_slots($engine);
         my $all = delete $count{free};
@@ -360,8 +481,8 @@ sub ve_errors
     my ($code, $out, $err) = vg_finish($session);
     my $processed = $out =~ /actually processed: (\d+)/ ? $1 : 0;
     $session->{processed} = $processed;
-    my @bad = grep { /ERROR|FATAL|PANIC|WARNING|aborted|error:/ } split /\n/, $err;
-    return $code == 0 && !@bad ? '' : "exit $code: " . join("\n", splice(@bad, 0, 5));
+    my @bad = grep { /ERROR|FATAL|PANIC|WARNING|aborted|error:/ } vg_excused($err);
+    return ($code == 0 || vg_held_up($err)) && !@bad ? '' : "exit $code: " . join("\n", splice(@bad, 0, 5));
 }
 
 # One assertion: all of them ended well.

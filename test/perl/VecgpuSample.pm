@@ -12,6 +12,7 @@ use strict;
 use warnings;
 use FindBin;
 use File::Temp ();
+use VecgpuTest ();
 
 our $rows       = 20_000;
 our $queries    = 500;
@@ -134,8 +135,8 @@ sub recall
 
     # LOAD first: the module's settings exist only once it is loaded. The exact side runs as a sequential scan, the
     # measured one must not fall back to it.
-    my $result = $node->safe_psql(
-        $dbname, qq{
+    my $result = VecgpuTest::vg_sql(
+        $node, qq{
         SET client_min_messages = warning;
         LOAD 'vecgpu';
         SET enable_indexscan = off;
@@ -147,7 +148,7 @@ sub recall
         SELECT sum(f.hits)::float8 / sum(b.expected)
         FROM bounds b JOIN sample_queries q USING (id)
              CROSS JOIN LATERAL (SELECT count(*) FILTER (WHERE s.distance <= b.bound) AS hits FROM ($search) s) f;
-    });
+    }, dbname => $dbname);
     return $result;
 }
 

@@ -31,11 +31,12 @@ SELECT rows, delta_rows FROM vecgpu_info('m_v');
 SELECT count(*) FROM pg_ls_tmpdir();
 -- A build that is cut short by a timeout leaves the old index as it was.
 SET maintenance_work_mem = '64MB';
-SET statement_timeout = '20ms';
+BEGIN;
+SET LOCAL statement_timeout = '20ms';
 \set VERBOSITY sqlstate
 CREATE INDEX m_slow ON m USING vecgpu (v) WITH (m = 100, ef_construction = 1000);
 \set VERBOSITY default
-RESET statement_timeout;
+ROLLBACK;
 SELECT to_regclass('m_slow');
 SELECT vecgpu_check('m_v');
 DROP TABLE m;
@@ -99,8 +100,14 @@ INSERT INTO w SELECT i, ARRAY[i]::real[] FROM generate_series(65601, 66000) i;
 SELECT vecgpu_flush('w_v');
 SELECT top('w', '{65833.75}', 3), top('w', '{99999}', 3), rows FROM vecgpu_info('w_v');
 SELECT vecgpu_check('w_v');
--- Back below: VACUUM builds a small graph.
+-- Back below: VACUUM builds a small graph, once nobody's snapshot needs the rows: a worker that loads the index for the engine has one.
 DELETE FROM w WHERE id > 1000;
+DO $$
+BEGIN
+    WHILE EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL) LOOP
+        PERFORM pg_sleep(0.01), pg_stat_clear_snapshot();
+    END LOOP;
+END $$;
 VACUUM w;
 SELECT rows, dead_rows FROM vecgpu_info('w_v');
 SELECT top('w', '{99999}', 3);

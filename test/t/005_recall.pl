@@ -16,7 +16,7 @@ my $node = vg_node('recall', conf => "shared_buffers = 128MB\nmaintenance_work_m
 VecgpuSample::load_base($node, 'items');
 VecgpuSample::load_queries($node);
 
-sub sql { return $node->safe_psql('postgres', $_[0]) }
+sub sql { return vg_sql($node, $_[0]) }
 
 sub recall
 {

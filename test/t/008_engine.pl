@@ -15,7 +15,10 @@ use VecgpuTest;
 my $node = ve_node('engine', conf => "max_worker_processes = 8\n");
 my $data = $node->data_dir;
 
-sub sql { return $node->safe_psql('postgres', $_[0]) }
+sub sql { return vg_sql($node, $_[0]) }
+
+# Of the engine, by functions that only look for it.
+sub look { return sql(ve_connected() . $_[0]) }
 
 sub started
 {
@@ -60,7 +63,7 @@ is(sql("SELECT near('items') IS NOT DISTINCT FROM exact('items')"), 't', 'the fi
 my $engine = ve_engine($node);
 my $supervisor = ve_supervisor($node);
 like($supervisor, qr/^\d+$/, '... and brings a supervisor');
-like(sql("SELECT query FROM pg_stat_activity WHERE pid = $supervisor"), qr/^engine $engine, start 1$/, '... with an engine');
+ve_like(sub { sql("SELECT query FROM pg_stat_activity WHERE pid = $supervisor") }, qr/^engine $engine, start 1$/, '... with an engine');
 my ($status) = slurp_file("/proc/$engine/status") =~ /^PPid:\s+(\d+)/m;
 is($status, $supervisor, 'the engine is a child of the supervisor');
 my $mode = (stat("$data/pg_stat_tmp/vecgpu.sock"))[2] & 07777;
@@ -68,36 +71,37 @@ is(sprintf('%04o', $mode & 077), '0000', 'nobody else may connect to the socket'
 is(join(' ', grep { !m{^(socket|pipe|anon_inode):|^/memfd:vecgpu|^/dev/null|\.log$} } map { readlink($_) // '' } glob("/proc/$engine/fd/*")),
     '', 'the engine inherits no file of the server');
 ve_on_device($node, 'items', 'first query');
-is(sql('SELECT device, state, storage, nodes FROM vecgpu_mirrors()'), 'host|ready|float32|6000', 'vecgpu_mirrors()');
+ve_is(sub { look('SELECT device, state, storage, nodes FROM vecgpu_mirrors()') }, 'host|ready|float32|6000', 'vecgpu_mirrors()');
 
 # ---- prewarm, evict, devices ----
-my $bytes = sql('SELECT bytes FROM vecgpu_mirrors()');
+my $bytes = ve_until(60, sub { look('SELECT bytes FROM vecgpu_mirrors()') });
 cmp_ok($bytes, '>', 6000 * 64, "the mirror has $bytes bytes");
 is(ve_device_memory($node), $bytes, 'vecgpu_devices(): that is what is used');
 is(sql("SELECT mirrors, threads > 0, reason IS NULL FROM vecgpu_devices() WHERE device = 'host'"), '1|t|t', '... by one mirror');
-is(sql("SELECT vecgpu_evict('items_v')"), $bytes, 'vecgpu_evict returns them');
-is(ve_device_memory($node), '0', '... and they are free');
-is(sql('SELECT count(*) FROM vecgpu_mirrors()'), '0', '... and the mirror is gone');
-is(sql("SELECT vecgpu_evict('items_v')"), '0', 'nothing to evict twice');
-like(sql("SELECT * FROM vecgpu_prewarm('items_v')"), qr/^host\|\d{6,}\|$bytes\|[\d.]+$/, 'vecgpu_prewarm loads');
-is(sql("SELECT device, bytes_sent, bytes IS NULL FROM vecgpu_prewarm('items_v')"), 'host|0|t', '... and has nothing to do then');
-is(sql("SELECT m.index::regclass, m.epoch > 0, m.idle >= '0' FROM vecgpu_mirrors() m"), 'items_v|t|t', 'vecgpu_mirrors() after prewarm');
+is(ve_evict($node, 'items_v'), $bytes, 'vecgpu_evict returns them');
+# The thread of the last search may hold the mirror a moment longer than its answer took.
+ve_is(sub { ve_device_memory($node) }, '0', '... and they are free');
+is(look('SELECT count(*) FROM vecgpu_mirrors()'), '0', '... and the mirror is gone');
+is(look("SELECT vecgpu_evict('items_v')"), '0', 'nothing to evict twice');
+like(ve_prewarm($node, 'items_v'), qr/^host\|\d{6,}\|$bytes\|[\d.]+$/, 'vecgpu_prewarm loads');
+is(ve_prewarm($node, 'items_v', 'device, bytes_sent, bytes IS NULL'), 'host|0|t', '... and has nothing to do then');
+ve_is(sub { look("SELECT m.index::regclass, m.epoch > 0, m.idle >= '0' FROM vecgpu_mirrors() m") }, 'items_v|t|t', 'vecgpu_mirrors() after prewarm');
 {
     # Exact or graph: measured once, whatever comes and goes (law 10).
     my $forms = 'SELECT device_form, exact_us, graph_us, (SELECT exact_from FROM vecgpu_mirrors()) FROM vecgpu_info(\'items_v\')';
-    my $measured = sql($forms);
-    like($measured, qr/^(exact|graph)\|\{([\d.e+]+,){3}[\d.e+]+\}\|\{([\d.e+]+,){3}[\d.e+]+\}\|\d*$/, 'vecgpu_info tells the form and what was measured');
-    my $answer = sql("SELECT array_agg(id) FROM (SELECT id FROM items ORDER BY v <-> uvec(-1, 16) LIMIT 20) s");
+    my $measured;
+    ve_like(sub { $measured = look($forms) }, qr/^(exact|graph)\|\{([\d.e+]+,){3}[\d.e+]+\}\|\{([\d.e+]+,){3}[\d.e+]+\}\|\d*$/, 'vecgpu_info tells the form and what was measured');
+    my $answer = sql("SET vecgpu.fallback = off; SELECT array_agg(id) FROM (SELECT id FROM items ORDER BY v <-> uvec(-1, 16) LIMIT 20) s");
     for my $round (1 .. 3)
     {
-        sql("SELECT vecgpu_evict('items_v')");
-        is(sql("SELECT device_form IS NULL AND exact_us IS NULL AND graph_us IS NULL FROM vecgpu_info('items_v')"), 't', "evicted $round: no form");
-        sql("SELECT vecgpu_prewarm('items_v')");
-        is(sql($forms), $measured, '... and the same one after prewarm');
+        ve_evict($node, 'items_v');
+        is(look("SELECT device_form IS NULL AND exact_us IS NULL AND graph_us IS NULL FROM vecgpu_info('items_v')"), 't', "evicted $round: no form");
+        ve_prewarm($node, 'items_v');
+        ve_is(sub { look($forms) }, $measured, '... and the same one after prewarm');
         is(sql("SET vecgpu.fallback = off; SELECT array_agg(id) FROM (SELECT id FROM items ORDER BY v <-> uvec(-1, 16) LIMIT 20) s"), $answer, '... with the same rows');
     }
 }
-is(sql("SELECT bytes_sent FROM vecgpu_prewarm('small_v')"), '0', 'vecgpu_prewarm of an index that is all delta');
+is(ve_prewarm($node, 'small_v', 'bytes_sent'), '0', 'vecgpu_prewarm of an index that is all delta');
 SKIP:
 {
     skip 'a GPU module is installed', 1 if ve_gpu_module($node);
@@ -107,23 +111,25 @@ is(vg_psql_error($node, "SELECT vecgpu_prewarm('items_pkey')"), '42809 "items_pk
 
 # ---- counters ----
 {
-    my ($queries, $width) = map { ve_counter($node, 'items_v', $_) } qw(queries batches);
-    sql("SELECT walk('items', 10, 'probes')");
-    cmp_ok(ve_counter($node, 'items_v', 'queries') - $queries, '>=', 20, 'pg_stat_vecgpu counts the queries');
+    my $width = ve_counter($node, 'items_v', 'batches');
+    ve_by_device($node, 'items_v', 20, 'pg_stat_vecgpu counts the queries', sub { sql("SELECT walk('items', 10, 'probes')") });
     cmp_ok(ve_counter($node, 'items_v', 'batches') - $width, '>=', 1, '... and the batches');
     cmp_ok(sql("SELECT overlap('items')"), '>=', 0.85, 'the graph finds what is near');
-    sql("SELECT vecgpu_evict('items_v')");
-    my $cold = ve_fallbacks($node, 'items_v', 'cold') + ve_fallbacks($node, 'items_v', 'loading');
-    sql("SELECT near('items')");
-    cmp_ok(ve_fallbacks($node, 'items_v', 'cold') + ve_fallbacks($node, 'items_v', 'loading'), '>', $cold, '... and what the device could not answer');
+    my $cold = sub { return ve_fallbacks($node, 'items_v', 'cold') + ve_fallbacks($node, 'items_v', 'loading') };
+    my $before = $cold->();
+    ok(ve_until(60, sub { ve_evict($node, 'items_v'); look("SELECT near('items')"); return $cold->() > $before }), '... and what the device could not answer');
 }
 {
     # One line for each search that the device could not answer, if wanted.
-    sql("SELECT vecgpu_evict('items_v')");
-    my $offset = -s $node->logfile;
+    my ($offset, @lines);
     my $query = "SET enable_seqscan = off; SELECT id FROM items ORDER BY v <-> uvec(-1, 16) LIMIT 1";
-    sql("SET vecgpu.log_fallbacks = on; $query");
-    is(scalar(ve_log_lines($node, 'searching index "items_v" without the device: cold', $offset)), 1, 'vecgpu.log_fallbacks');
+    ve_until(60, sub {
+        ve_evict($node, 'items_v');
+        $offset = -s $node->logfile;
+        look("SET vecgpu.log_fallbacks = on; $query");
+        return @lines = ve_log_lines($node, 'searching index "items_v" without the device: cold', $offset);
+    });
+    is(scalar(@lines), 1, 'vecgpu.log_fallbacks');
     $offset = -s $node->logfile;
     ve_on_device($node, 'items', 'evicted');
     is(scalar(ve_log_lines($node, 'without the device', $offset)), 0, '... off by default');
@@ -132,9 +138,8 @@ is(vg_psql_error($node, "SELECT vecgpu_prewarm('items_pkey')"), '42809 "items_pk
 # ---- who may ----
 {
     sql('CREATE ROLE reader; GRANT SELECT ON items, few TO reader; SET ROLE reader; SET vecgpu.fallback = off;' . $near);
-    my $before = ve_counter($node, 'items_v', 'queries');
-    is(sql("SET ROLE reader; SELECT near('items') IS NOT DISTINCT FROM exact('items')"), 't', 'a user without rights searches');
-    cmp_ok(ve_counter($node, 'items_v', 'queries'), '>', $before, '... on the device');
+    ve_by_device($node, 'items_v', 1, '... on the device', sub {
+            is(sql("SET ROLE reader; SELECT near('items') IS NOT DISTINCT FROM exact('items')"), 't', 'a user without rights searches') });
     for my $call ("vecgpu_evict('items_v')", "vecgpu_prewarm('items_v')")
     {
         is(vg_psql_error($node, "SET ROLE reader; SELECT $call"), '42501 must be owner of index items_v', "... but may not $call");
@@ -147,14 +152,14 @@ is(vg_psql_error($node, "SELECT vecgpu_prewarm('items_pkey')"), '42809 "items_pk
 # ---- waiting for the device ----
 {
     my $before = ve_counter($node, 'items_v', 'queries');
-    is(sql("SELECT vecgpu_evict('items_v') > 0; SET vecgpu.fallback = off; SELECT near('items') IS NOT DISTINCT FROM exact('items')"), "t\nt",
-        'fallback = off waits for the mirror');
+    cmp_ok(ve_evict($node, 'items_v'), '>', 0, 'evicted');
+    is(sql("SET vecgpu.fallback = off; SELECT near('items') IS NOT DISTINCT FROM exact('items')"), 't', 'fallback = off waits for the mirror');
     cmp_ok(ve_counter($node, 'items_v', 'queries') - $before, '>=', 6, '... and the device answers');
     $node->restart;
     started('a restarted server has no engine yet');
     is(sql("SET vecgpu.fallback = off; SELECT near('items') IS NOT DISTINCT FROM exact('items')"), 't', 'fallback = off waits for the engine');
     $node->restart;
-    like(sql("SELECT * FROM vecgpu_prewarm('items_v')"), qr/^host\|\d{6,}\|$bytes\|/, 'vecgpu_prewarm waits for the engine');
+    like(ve_prewarm($node, 'items_v'), qr/^host\|\d{6,}\|$bytes\|/, 'vecgpu_prewarm waits for the engine');
 }
 
 # ---- a GPU that is not there ----
@@ -164,8 +169,10 @@ SKIP:
     my $offset = -s $node->logfile;
     for my $fallback ('off', 'on')
     {
-        my ($code, $out, $err) = $node->psql('postgres', "\\set VERBOSITY verbose\nSET vecgpu.device = gpu; SET vecgpu.fallback = $fallback; $near");
-        like($err, qr/ERROR:\s+55000: no GPU can be used\nDETAIL:\s+\w/, "device = gpu, fallback = $fallback: an error with the reason");
+        # Who is not connected in a quarter of a second goes on over the pages, and does not learn of it.
+        ve_like(sub {
+                my ($code, $out, $err) = $node->psql('postgres', "\\set VERBOSITY verbose\nSET vecgpu.device = gpu; SET vecgpu.fallback = $fallback; $near");
+                return $err }, qr/ERROR:\s+55000: no GPU can be used\nDETAIL:\s+\w/, "device = gpu, fallback = $fallback: an error with the reason");
     }
     is(vg_psql_error($node, "SET vecgpu.device = gpu; SELECT vecgpu_prewarm('items_v')"), '55000 no GPU can be used', 'vecgpu_prewarm with device = gpu');
     is(sql("SELECT near('items') IS NOT DISTINCT FROM exact('items')"), 't', 'other sessions are not concerned');
@@ -224,7 +231,7 @@ like(ve_supervisor($node), qr/^\d+$/, '... and its supervisor');
 $engine = ve_engine($node);
 my $old = ve_supervisor($node);
 vg_kill_backend($node, $old);
-ok(ve_until(30, sub { my @now = ve_engines($node); return @now == 1 && $now[0] != $engine && ve_socket($node) }), 'preloaded: after a crash there is an engine before the first query');
+ok(ve_until(60, sub { my @now = ve_engines($node); return @now == 1 && $now[0] != $engine && ve_socket($node) }), 'preloaded: after a crash there is an engine before the first query');
 isnt(ve_supervisor($node), $old, '... and a supervisor');
 ve_same([$node], 'items', 'preloaded, after a crash');
 # Somebody wants an end of it: the next query brings another one all the same.
@@ -235,7 +242,7 @@ ve_on_device($node, 'items', 'supervisor terminated');
 isnt(ve_supervisor($node), $old, '... there is another supervisor');
 $node->append_conf('postgresql.conf', 'vecgpu.device = cpu');
 $node->restart;
-ok(ve_until(10, sub { return ve_supervisor($node) eq '' }), 'preloaded with device = cpu: no supervisor');
+ok(ve_until(60, sub { return ve_supervisor($node) eq '' }), 'preloaded with device = cpu: no supervisor');
 is(join(' ', ve_engines($node)), '', '... and no engine');
 is(sql("SELECT near('items') IS NOT DISTINCT FROM exact('items')"), 't', '... searches run on the pages');
 is(sql("SET vecgpu.device = host; SELECT count(*) FROM vecgpu_devices() WHERE device = 'host'"), '1', '... a session may start one all the same');
@@ -259,10 +266,10 @@ for my $workers (0, 1)
         # The supervisor has the only slot: nobody loads in the background, but whoever asks for it does.
         ve_engine($node);
         ve_same([ $node, $session ], 'items', "max_worker_processes = 1, cold mirror");
-        like(sql("SELECT * FROM vecgpu_prewarm('items_v')"), qr/^host\|\d{6,}\|$bytes\|/, 'vecgpu_prewarm without a worker');
+        like(ve_prewarm($node, 'items_v'), qr/^host\|\d{6,}\|$bytes\|/, 'vecgpu_prewarm without a worker');
         ve_on_device($node, 'items', 'max_worker_processes = 1');
-        is(sql("SELECT vecgpu_evict('items_v') > 0; SET vecgpu.fallback = off; SELECT near('items') IS NOT DISTINCT FROM exact('items')"), "t\nt",
-            'fallback = off loads without a worker');
+        cmp_ok(ve_evict($node, 'items_v'), '>', 0, 'evicted');
+        is(sql("SET vecgpu.fallback = off; SELECT near('items') IS NOT DISTINCT FROM exact('items')"), 't', 'fallback = off loads without a worker');
     }
     vg_close($session);
     vg_log_clean($node, "max_worker_processes = $workers", offset => $offset);
@@ -293,7 +300,7 @@ $node->restart;
     ve_finish('more sessions than descriptors',
         vg_pgbench($node, { near => "SELECT " . vg_must("near('items', 3) = exact('items', 3)") . ';' }, clients => 16, transactions => 4));
     cmp_ok(scalar(ve_log_lines($node, '.', $offset)), '<', 200, 'the log is not flooded');
-    is(join(' ', ve_engines($node)), $engine, 'the engine lives');
+    ve_lives($node, $engine, 'the engine lives');
     ve_same([ $node, $session ], 'items', 'descriptors to spare');
     ve_on_device($node, 'items', 'descriptors to spare');
     vg_close($session);

@@ -13,7 +13,7 @@ use VecgpuTest;
 
 my $node = ve_node('identity', conf => "allow_in_place_tablespaces = on\nmax_worker_processes = 8\n");
 
-sub sql { return $node->safe_psql('postgres', $_[0]) }
+sub sql { return vg_sql($node, $_[0]) }
 
 sql("CREATE TABLESPACE other LOCATION ''");
 vg_fill($node, 'items', 3000);
@@ -29,15 +29,10 @@ sub same
     my ($table, $what) = @_;
     local $Test::Builder::Level = $Test::Builder::Level + 1;
     ve_same(\@everywhere, $table, $what);
-    my ($out, $err) = vg_ask($other, "SELECT count(*) FROM vecgpu_prewarm('${table}_v')");
-    is("$out$err", '1', "$what: $table is loaded");
-    my $asked = "SELECT queries FROM pg_stat_vecgpu WHERE indexrelid = '${table}_v'::regclass";
-    my ($before) = vg_ask($other, $asked);
-    ve_same(\@everywhere, $table, "$what, loaded");
+    is(ve_prewarm($other, "${table}_v", 'count(*)'), '1', "$what: $table is loaded");
     # Three of the four places ask the device, six times each, unless the index is empty.
-    my ($queries) = vg_ask($other, "$asked UNION ALL SELECT nodes FROM vecgpu_info('${table}_v')");
-    my ($after, $nodes) = split /\n/, $queries;
-    cmp_ok($after - $before, '>=', $nodes ? 18 : 0, "$what: by the device");
+    my $nodes = sql("SELECT nodes FROM vecgpu_info('${table}_v')");
+    ve_by_device($node, "${table}_v", $nodes ? 18 : 0, "$what: by the device", sub { ve_same(\@everywhere, $table, "$what, loaded") });
     return;
 }
 
@@ -51,14 +46,14 @@ sub transaction
     for my $case ([ 'ROLLBACK', 1 ], [ 'COMMIT', 0 ], $options{all} ? ([ 'ROLLBACK', 0 ], [ 'COMMIT', 1 ]) : ())
     {
         my ($end, $loaded) = @$case;
-        vg_ask($other, "SELECT vecgpu_prewarm('${table}_v')");
+        ve_prewarm($other, "${table}_v");
         my (undef, $err) = vg_ask($one, "BEGIN; $statements");
         $err =~ s/^.*NOTICE.*\n?//mg;
         is($err, '', "$what: done");
         ve_same([$one], $table, "$what, in the transaction") if !$options{gone};
         if ($loaded && !$options{gone})
         {
-            vg_ask($one, "SELECT vecgpu_prewarm('${table}_v')");
+            ve_prewarm($one, "${table}_v");
             ve_same([$one], $table, "$what, loaded in the transaction");
         }
         vg_ask($one, $end);
@@ -69,7 +64,7 @@ sub transaction
 }
 
 # A session that was told that the engine is starting asks again only after a while; who prewarms waits for it.
-vg_ask($_, "SELECT vecgpu_prewarm('items_v')") for $one, $other;
+ve_prewarm($_, 'items_v') for $one, $other;
 same('items', 'at the start');
 my $more = 50_000;
 sub rows { my ($table, $n) = @_; $more += $n; return vg_rows($table, $more - $n + 1, $more) }
@@ -97,7 +92,8 @@ for my $outer ('ROLLBACK', 'COMMIT')
     for my $inner ('ROLLBACK TO s', 'RELEASE s')
     {
         my $what = "TRUNCATE, $inner, $outer";
-        vg_ask($one, 'BEGIN; ' . rows('items', 100) . '; SAVEPOINT s; TRUNCATE items; ' . rows('items', 1200) . "; SELECT vecgpu_prewarm('items_v')");
+        vg_ask($one, 'BEGIN; ' . rows('items', 100) . '; SAVEPOINT s; TRUNCATE items; ' . rows('items', 1200));
+        ve_prewarm($one, 'items_v');
         ve_same([$one], 'items', "$what: inside");
         vg_ask($one, $inner);
         ve_same([$one], 'items', "$what: after $inner");
@@ -108,7 +104,7 @@ for my $outer ('ROLLBACK', 'COMMIT')
 for my $statement ('REINDEX INDEX CONCURRENTLY items_v', 'REINDEX TABLE CONCURRENTLY items', 'VACUUM FULL items', 'DELETE FROM items WHERE id % 5 = 0',
     'VACUUM items', 'ALTER TABLE items ALTER COLUMN id TYPE bigint', 'ALTER TABLE items RENAME TO items2', 'ALTER TABLE items2 RENAME TO items')
 {
-    vg_ask($other, "SELECT vecgpu_prewarm('items_v')");
+    ve_prewarm($other, 'items_v');
     my (undef, $err) = vg_ask($one, $statement);
     is($err, '', $statement);
     next if $statement =~ /TO items2/;
@@ -120,14 +116,17 @@ ve_same(\@everywhere, 'items', 'no index');
 sql('CREATE INDEX items_v ON items USING vecgpu (v)');
 same('items', 'a new index of the same name');
 vg_ask($one, 'BEGIN; DROP TABLE items; CREATE TABLE items (id int PRIMARY KEY, v real[]); ' . rows('items', 1500)
-      . "; CREATE INDEX items_v ON items USING vecgpu (v); SELECT vecgpu_prewarm('items_v')");
+      . "; CREATE INDEX items_v ON items USING vecgpu (v)");
+ve_prewarm($one, 'items_v');
 ve_same([$one], 'items', 'another table of the same name, in the transaction');
 vg_ask($one, 'ROLLBACK');
 same('items', 'DROP TABLE, rolled back');
 
 # ---- temporary and unlogged ----
 {
-    my $before = sql('SELECT count(*) FROM vecgpu_mirrors()');
+    # Those of files that are gone leave by and by.
+    my $mirrors = sub { sql(ve_connected() . 'SELECT count(*) FROM vecgpu_mirrors()') };
+    ve_is($mirrors, '1', 'the mirror of items is the only one');
     for my $session ($one, $other)
     {
         # Two tables of one name, one for each session, with different rows.
@@ -139,8 +138,8 @@ same('items', 'DROP TABLE, rolled back');
         vg_ask($_, $step) for $one, $other;
         ve_same([ $one, $other ], 'own', "temporary tables, " . substr($step, 0, 12));
     }
-    like((vg_ask($one, "SELECT vecgpu_prewarm('own_v')"))[1], qr/55000: could not load the index into the engine: unsupported/, 'vecgpu_prewarm of a temporary index');
-    is(sql('SELECT count(*) FROM vecgpu_mirrors()'), $before, 'temporary indexes have no mirrors');
+    like(ve_prewarm($one, 'own_v'), qr/55000: could not load the index into the engine: unsupported/, 'vecgpu_prewarm of a temporary index');
+    is($mirrors->(), '1', 'temporary indexes have no mirrors');
     is((vg_ask($one, "SET vecgpu.fallback = off; SELECT near('own') = exact('own'); RESET vecgpu.fallback"))[0], 't', '... and fallback = off does not mind');
     vg_ask($_, 'DROP TABLE own') for $one, $other;
 
@@ -156,8 +155,15 @@ same('items', 'DROP TABLE, rolled back');
 vg_close($_) for $one, $other, $cpu;
 ve_on_device($node, 'items', 'before CREATE DATABASE');
 my %strategies = (fast => 'STRATEGY file_copy', slow => 'STRATEGY wal_log');
-my $load_workers = sub { return sql("SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'vecgpu load%'") eq '0' };
-ve_until(20, $load_workers);
+# Commands on a database do without anybody in it.
+sub alone
+{
+    my ($database) = @_;
+    ve_settled($node);
+    $node->poll_query_until('template1', "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = '$database'") or die "somebody stays in $database";
+    return;
+}
+alone('postgres');
 $node->safe_psql('template1', 'CREATE DATABASE base TEMPLATE postgres');
 for my $name (sort keys %strategies)
 {
@@ -182,13 +188,15 @@ for my $number (1 .. $#databases)
 ve_on_device($node, 'items', "database $_", dbname => $_) for @databases;
 $same_in->('on the device');
 is(sql(q{SELECT mirrors FROM vecgpu_devices() WHERE device = 'host'}) >= 4, 1, 'there is a mirror for each');
-is(join(' ', map { $node->safe_psql($_, "SELECT count(*) FROM vecgpu_mirrors() WHERE index = 'items_v'::regclass") } @databases), '1 1 1 1',
-    'vecgpu_mirrors() shows those of its database');
+ve_is(sub { join(' ', map { vg_sql($node, ve_connected() . "SELECT count(*) FROM vecgpu_mirrors() WHERE index = 'items_v'::regclass", dbname => $_) } @databases) },
+    '1 1 1 1', 'vecgpu_mirrors() shows those of its database');
 # All at once.
 ve_finish('four databases at once', map {
         vg_pgbench($node, { near => 'SELECT ' . vg_must("near('items', 5) = exact('items', 5)") . ';' }, clients => 2, transactions => 10, dbname => $_) } @databases);
+alone('base');
 $node->safe_psql('template1', 'ALTER DATABASE base SET TABLESPACE other');
 $same_in->('ALTER DATABASE SET TABLESPACE');
+alone('base');
 $node->safe_psql('template1', 'ALTER DATABASE base RENAME TO basis');
 $databases[1] = 'basis';
 $same_in->('ALTER DATABASE RENAME');
@@ -198,27 +206,31 @@ sql('CREATE SCHEMA gone; CREATE TABLE gone.one AS SELECT id, v FROM items; CREAT
      CREATE TABLE gone.two AS SELECT id, v FROM items; CREATE INDEX two_v ON gone.two USING vecgpu (v)');
 vg_fill($node, 'dropped', 2000);
 vg_fill($node, 'truncated', 2000);
-sql("SELECT vecgpu_prewarm(i) FROM unnest('{gone.one_v, gone.two_v, dropped_v, truncated_v, items_v, volatile_v}'::regclass[]) i");
+my @loaded = qw(gone.one_v gone.two_v dropped_v truncated_v items_v volatile_v);
+ve_prewarm($node, $_) for @loaded;
+ve_on_device($node, 'items', "database $_", dbname => $_) for @databases;
 my $mirrors = sub { return sql(q{SELECT mirrors FROM vecgpu_devices() WHERE device = 'host'}) };
 my $fewer = sub {
     my ($what, $number, $statement, $database) = @_;
     local $Test::Builder::Level = $Test::Builder::Level + 1;
     my ($had, $bytes) = ($mirrors->(), ve_device_memory($node));
+    alone($1) if $statement =~ /DROP DATABASE (\w+)/;
     $node->safe_psql($database // 'postgres', $statement);
     # Files of a dropped relation are cut at the commit and deleted by the next checkpoint.
-    ok(ve_until(10, sub { return $mirrors->() == $had - $number && ve_device_memory($node) < $bytes }), "$what: device memory is given back")
+    ok(ve_until(60, sub { return $mirrors->() == $had - $number && ve_device_memory($node) < $bytes }), "$what: device memory is given back")
       or diag("had $had mirrors, $bytes bytes, has " . $mirrors->() . ', ' . ve_device_memory($node));
     return;
 };
-my $settled = '';
-ve_until(10, sub { my $now = $mirrors->(); my $same = $now eq $settled; $settled = $now; sleep(1.2); return $same });
+# Neither more, which are of files that have gone, nor loads that are to come.
+ve_settled($node);
+ve_is($mirrors, @loaded + @databases - 1, 'a mirror for each of them');
 $fewer->('DROP INDEX', 1, 'DROP INDEX dropped_v');
 $fewer->('DROP SCHEMA CASCADE', 2, 'DROP SCHEMA gone CASCADE');
 $fewer->('TRUNCATE', 1, 'TRUNCATE truncated');
 $fewer->('DROP DATABASE', 1, "DROP DATABASE $_", 'template1') for sort keys %strategies;
 $fewer->('DROP DATABASE in another tablespace', 1, 'DROP DATABASE basis', 'template1');
 $fewer->('DROP TABLE', 2, 'DROP TABLE items, dropped, truncated, volatile');
-is(ve_device_memory($node), '0', 'nothing is left on the device');
+ve_is(sub { ve_device_memory($node) }, '0', 'nothing is left on the device');
 is($mirrors->(), '0', 'no mirror');
 is(scalar(my @loads = ve_log_lines($node, 'TRAP|PANIC')), 0, 'no panic');
 

@@ -14,7 +14,7 @@ use VecgpuTest;
 my $node = ve_node('fresh', conf => "max_worker_processes = 8\nvecgpu.flush_rows = 1000000\nlog_min_messages = debug1\n");
 my @index = ('enable_seqscan=off', 'enable_sort=off', 'enable_bitmapscan=off');
 
-sub sql { return $node->safe_psql('postgres', $_[0]) }
+sub sql { return vg_sql($node, $_[0]) }
 
 # ---- the newest row, from the moment of its commit (C77) ----
 sql(q{CREATE TABLE line (id int PRIMARY KEY, v real[]);
@@ -28,7 +28,7 @@ ve_until(60, sub { sql("SELECT near('line', 10, 'line_probes')"); return ve_coun
     vg_ask($reader, 'SET enable_seqscan = off; SET enable_sort = off');
     my ($out) = vg_ask($reader, "PREPARE nearest AS $nearest; EXPLAIN (COSTS OFF) EXECUTE nearest");
     like($out, qr/Index Scan using line_v/, 'the query takes the index');
-    my $before = ve_counter($node, 'line_v', 'queries');
+    my ($before, $given_up) = (ve_counter($node, 'line_v', 'queries'), ve_late($node, 'line_v'));
     my ($early, $late, $expected) = ('', '', 1);
     for my $k (1 .. 500)
     {
@@ -44,13 +44,16 @@ ve_until(60, sub { sql("SELECT near('line', 10, 'line_probes')"); return ve_coun
     }
     is($early, '', 'no search finds a row before its commit');
     is($late, '', 'each search finds the newest row after its commit');
-    cmp_ok(ve_counter($node, 'line_v', 'queries') - $before, '>', 500, '... on the device');
+    # But for those that gave it up because the machine held it up.
+    $given_up = ve_late($node, 'line_v') - $given_up;
+    cmp_ok(ve_counter($node, 'line_v', 'queries') - $before, '>', $given_up < 450 ? 500 - $given_up : 50, "... on the device ($given_up gave it up)");
     vg_close($_) for $writer, $reader;
-    # The same by many: each finds the row that it has just committed, or one that is nearer still.
+    # The same by many: each finds the row that it has just committed, or one that is nearer still. Exactly: a graph that has just grown by a group of rows
+    # beside all others may have no way to it.
     my $found = q{INSERT INTO line SELECT i, ARRAY[-1.0 / i, 0, 0] FROM (SELECT 100000 + :client_id + 16 * nextval('line_ids') AS i) n;
 SELECT } . vg_must("v[1] <= 0 AND v[1] >= -1.0 / 100000") . q{ FROM line ORDER BY v <-> '{0,0,0}'::real[] LIMIT 1;};
     sql('CREATE SEQUENCE line_ids');
-    ve_finish('writers that search what they wrote', vg_pgbench($node, { found => $found }, clients => 8, transactions => 40, settings => [ @index, 'vecgpu.flush_rows=100' ]));
+    ve_finish('writers that search what they wrote', vg_pgbench($node, { found => $found }, clients => 8, transactions => 40, settings => [ @index, 'vecgpu.flush_rows=100', 'vecgpu.device_form=exact' ]));
     is(sql("SELECT near('line', 10, 'line_probes') = exact('line', 10, 'line_probes')"), 't', 'the rest of the line');
 }
 
@@ -70,9 +73,7 @@ sub fresh
     $lagged++ if ve_counter($node, "${table}_v", 'epoch_lag') > 0;
     cmp_ok(sql("SELECT overlap('$table')"), '>=', 0.85, "$what: a walk through the graph finds what is near");
     ve_caught_up($node, $table, $what);
-    my $queries = ve_counter($node, "${table}_v", 'queries');
-    ve_same([ $one, $other, $cpu ], $table, "$what, caught up");
-    cmp_ok(ve_counter($node, "${table}_v", 'queries'), '>=', $queries + 12, '... on the device');
+    ve_by_device($node, "${table}_v", 12, '... on the device', sub { ve_same([ $one, $other, $cpu ], $table, "$what, caught up") });
     return;
 }
 fresh('items', 'built');
@@ -112,7 +113,7 @@ note("$lagged steps were asked while the mirror lagged");
     sql($_) for 'DELETE FROM items WHERE id > 100000', 'VACUUM items';
     fresh('items', 'all equal rows dead');
     # The mirror takes their nodes for dead; the pages have given them new rows.
-    sql("SELECT vecgpu_prewarm('items_v')");
+    ve_prewarm($node, 'items_v');
     sql($_) for $equal->(200_000), $flush;
     fresh('items', 'equal rows on dead nodes');
     is(sql("SELECT count(*) FROM (SELECT v <-> (SELECT v FROM probes WHERE id = 3) AS d FROM items ORDER BY v <-> (SELECT v FROM probes WHERE id = 3) LIMIT 31) s WHERE d = 0"), '30',
@@ -121,25 +122,27 @@ note("$lagged steps were asked while the mirror lagged");
       $equal->(400_000), $flush, 'VACUUM items';
     fresh('items', 'equal rows, again and again');
     # More new twins than a search reads by itself.
-    sql("SELECT vecgpu_prewarm('items_v')");
+    ve_prewarm($node, 'items_v');
     sql($_) for 'INSERT INTO items SELECT 500000 + n, p.v FROM probes p, generate_series(1, 6000) n WHERE p.id = 5', $flush;
     ve_same([ $one, $other, $cpu ], 'items', 'thousands of equal rows, at once', rest => ', 50');
     fresh('items', 'thousands of equal rows');
     # Nodes of one row that died: the mirror takes them for dead, and catches up only when it is told to.
     sql('TRUNCATE items; ' . vg_rows('items', 1, 3000) . "; $flush");
     sql('CREATE TABLE revived AS SELECT i AS id, uvec(i, 16) AS v FROM generate_series(1, 12) i');
-    sql($_) for 'DELETE FROM items WHERE id <= 12', 'VACUUM items', "SELECT vecgpu_prewarm('items_v')";
+    sql($_) for 'DELETE FROM items WHERE id <= 12', 'VACUUM items';
+    ve_prewarm($node, 'items_v');
+    ve_settled($node);
     ve_fault('write error');
     sql($_) for 'INSERT INTO items SELECT 600000 + id, v FROM revived', $flush;
-    my $queries = ve_counter($node, 'items_v', 'queries');
-    ve_same([ $one, $other, $cpu ], 'items', 'single rows on dead nodes', rest => ", 10, 'revived'");
-    is(sql("SELECT near('items', 1, 'revived')"), join("\n", map { "$_:0" } 1 .. 12), '... each of them is found');
-    cmp_ok(ve_counter($node, 'items_v', 'queries'), '>=', $queries + 36, '... on the device');
-    cmp_ok(sql("SELECT epoch_lag FROM pg_stat_vecgpu WHERE indexrelid = 'items_v'::regclass"), '>', 0, '... whose mirror lags');
+    ve_by_device($node, 'items_v', 36, '... on the device', sub {
+            ve_same([ $one, $other, $cpu ], 'items', 'single rows on dead nodes', rest => ", 10, 'revived'");
+            is(sql("SELECT near('items', 1, 'revived')"), join("\n", map { "$_:0" } 1 .. 12), '... each of them is found') });
+    ve_is(sub { sql(ve_connected() . "SELECT epoch_lag > 0 FROM pg_stat_vecgpu WHERE indexrelid = 'items_v'::regclass") }, 't', '... whose mirror lags');
     ve_fault('');
     fresh('items', 'single rows on dead nodes');
-    sql("SELECT vecgpu_prewarm('items_v')");
-    is(sql("SELECT vecgpu_evict('items_v') > 0; SELECT bytes > 0 FROM vecgpu_prewarm('items_v')"), "t\nt", 'loaded anew');
+    ve_prewarm($node, 'items_v');
+    cmp_ok(ve_evict($node, 'items_v'), '>', 0, 'evicted');
+    is(ve_prewarm($node, 'items_v', 'bytes > 0'), 't', 'loaded anew');
     fresh('items', 'thousands of equal rows, loaded anew');
 }
 
@@ -150,7 +153,7 @@ note("$lagged steps were asked while the mirror lagged");
     vg_ask($one, 'BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM items');
     my ($old) = vg_ask($one, "SELECT near('items')");
     sql($_) for 'DELETE FROM items WHERE id % 4 = 0', vg_rows('items', 5001, 6000), $flush, 'UPDATE items SET v = uvec(id + 77, 16) WHERE id % 4 = 1', $flush;
-    sql("SELECT vecgpu_prewarm('items_v')");
+    ve_prewarm($node, 'items_v');
     is((vg_ask($one, "SELECT near('items')"))[0], $old, 'an old snapshot sees the old rows in a new mirror');
     ve_same([ $one, $other, $cpu ], 'items', 'an old snapshot');
     sql('VACUUM items');
@@ -159,7 +162,7 @@ note("$lagged steps were asked while the mirror lagged");
     vg_ask($one, 'BEGIN; ' . vg_rows('items', 7001, 7200) . '; DELETE FROM items WHERE id < 500');
     ve_same([ $one, $other, $cpu ], 'items', 'rows that are not committed');
     sql($flush);
-    sql("SELECT vecgpu_prewarm('items_v')");
+    ve_prewarm($node, 'items_v');
     ve_same([ $one, $other, $cpu ], 'items', 'rows that are not committed, flushed and loaded');
     vg_ask($one, 'ROLLBACK');
     ve_same([ $one, $other, $cpu ], 'items', 'rows that were rolled back');
@@ -170,7 +173,8 @@ note("$lagged steps were asked while the mirror lagged");
         DECLARE c CURSOR FOR SELECT id FROM items ORDER BY v <-> (SELECT v FROM probes WHERE id = 2)});
     my $count = sql('SELECT count(*) FROM items');
     my ($first) = vg_ask($other, 'FETCH 100 FROM c');
-    sql($_) for vg_rows('items', 8001, 9500), $flush, 'DELETE FROM items WHERE id % 2 = 0', 'VACUUM items', "SELECT vecgpu_prewarm('items_v')";
+    sql($_) for vg_rows('items', 8001, 9500), $flush, 'DELETE FROM items WHERE id % 2 = 0', 'VACUUM items';
+    ve_prewarm($node, 'items_v');
     my ($rest, $err) = vg_ask($other, 'FETCH ALL FROM c');
     my %ids = map { $_ => 1 } my @all = split /\n/, "$first\n$rest";
     is("$err" . scalar(@all) . ' ' . scalar(keys %ids), "$count $count", 'a cursor over flush, vacuum and reload: each row once');
@@ -195,10 +199,9 @@ for my $kind (@kinds)
         sql($_) for @$step;
         my $what = "$table, " . (@$step ? substr($step->[0], 0, 12) : 'built');
         is(vg_answer($node, $table, 10000, %options), vg_answer($node, $table, 0, %options), "$what: right at once");
-        sql("SELECT vecgpu_prewarm('${table}_v')");
-        my $queries = ve_counter($node, "${table}_v", 'queries');
-        is(vg_answer($node, $table, 10000, %options), vg_answer($node, $table, 0, %options), "$what: right from the mirror");
-        cmp_ok(ve_counter($node, "${table}_v", 'queries'), '>', $queries, '... on the device');
+        ve_prewarm($node, "${table}_v");
+        ve_by_device($node, "${table}_v", 1, '... on the device',
+            sub { is(vg_answer($node, $table, 10000, %options), vg_answer($node, $table, 0, %options), "$what: right from the mirror") });
     }
     # The graph leads as far on the device as on the pages.
     my ($device, $pages) = map { local $ENV{PGOPTIONS} = "-c vecgpu.device=$_"; vg_recall($node, $table, 40, %options) } 'host', 'cpu';

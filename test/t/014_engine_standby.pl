@@ -59,11 +59,11 @@ ve_same([$standby], 'items', 'standby');
 ve_on_device($standby, 'items', 'standby');
 isnt(ve_engine($standby), ve_engine($primary), 'two servers, two engines');
 like(ve_supervisor($standby), qr/^\d+$/, 'the standby has a supervisor');
-is($standby->safe_psql('postgres', 'SELECT state, nodes FROM vecgpu_mirrors()'), 'ready|4000', 'vecgpu_mirrors() on the standby');
+ve_is(sub { vg_sql($standby, ve_connected() . 'SELECT state, nodes FROM vecgpu_mirrors()') }, 'ready|4000', 'vecgpu_mirrors() on the standby');
 is($standby->safe_psql('postgres', q{SELECT mirrors FROM vecgpu_devices() WHERE device = 'host'}), '1', 'vecgpu_devices() on the standby');
 my $bytes = ve_device_memory($standby);
-is($standby->safe_psql('postgres', "SELECT vecgpu_evict('items_v')"), $bytes, 'vecgpu_evict on the standby');
-like($standby->safe_psql('postgres', "SELECT * FROM vecgpu_prewarm('items_v')"), qr/^host\|\d+\|$bytes\|/, 'vecgpu_prewarm on the standby');
+is(ve_evict($standby, 'items_v'), $bytes, 'vecgpu_evict on the standby');
+like(ve_prewarm($standby, 'items_v'), qr/^host\|\d+\|$bytes\|/, 'vecgpu_prewarm on the standby');
 my $counted = ve_counter($primary, 'items_v', 'queries');
 ve_on_device($standby, 'items', 'standby, loaded anew');
 is(ve_counter($primary, 'items_v', 'queries'), $counted, 'each counts for itself');
@@ -87,7 +87,7 @@ for my $step (@steps)
     ve_same([ $standby, $session ], 'items', "$what, on the device");
     ve_caught_up($standby, 'items', $what);
 }
-ok(ve_until(10, sub { return $standby->safe_psql('postgres', q{SELECT mirrors FROM vecgpu_devices() WHERE device = 'host'}) eq '1' }),
+ok(ve_until(60, sub { return $standby->safe_psql('postgres', q{SELECT mirrors FROM vecgpu_devices() WHERE device = 'host'}) eq '1' }),
     'the standby keeps no mirror of what is gone');
 
 # ---- readers of the standby, while it replays and its engine dies ----
@@ -135,7 +135,7 @@ my $engine = ve_engine($standby);
 $standby->promote;
 ve_same([ $standby, $session ], 'items', 'promoted');
 ve_on_device($standby, 'items', 'promoted');
-is(ve_engine($standby), $engine, 'the engine goes on over the promotion');
+ve_lives($standby, $engine, 'the engine goes on over the promotion');
 ve_same([ $standby, $session ], 'volatile', 'promoted: unlogged table');
 $standby->safe_psql('postgres', $_) for vg_rows('volatile', 5001, 7000), "SELECT vecgpu_flush('volatile_v')", vg_rows('items', 40001, 40300), $flush,
   'DELETE FROM items WHERE id % 2 = 0', 'VACUUM items';

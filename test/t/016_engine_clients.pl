@@ -13,14 +13,14 @@ use VecgpuTest;
 my $node = ve_node('clients', conf => "max_connections = 140\nmax_worker_processes = 8\n");
 my @index = ('enable_seqscan=off', 'enable_sort=off', 'enable_bitmapscan=off');
 
-sub sql { return $node->safe_psql('postgres', $_[0]) }
+sub sql { return vg_sql($node, $_[0]) }
 
 # ---- the same answers in any crowd (C145) ----
 vg_fill($node, 'items', 6000);
 sql(q{CREATE TABLE fixed AS SELECT i AS id, uvec(-i, 16) AS v, NULL::int[] AS near, NULL::int[] AS walk FROM generate_series(1, 100) i;
       ALTER TABLE fixed ADD PRIMARY KEY (id)});
 ve_on_device($node, 'items', 'items');
-sql("SELECT vecgpu_prewarm('items_v')");
+ve_prewarm($node, 'items_v');
 my $force = 'SET enable_seqscan = off; SET enable_sort = off; SET enable_bitmapscan = off; ';
 my $list = '(SELECT array_agg(id) FROM (SELECT id FROM items ORDER BY v <-> %s LIMIT 10) s)';
 # Through the device, one after the other.
@@ -49,9 +49,9 @@ my $line = "\\set r random(10, 19990)\nSELECT " . vg_must('array_agg(id ORDER BY
     my $before = ve_device_memory($node);
     # From a cold start, all at once.
     ve_finish('100 clients', vg_pgbench($node, { line => $line }, clients => 100, transactions => 12, settings => [ @index, 'vecgpu.ef_search=100' ]));
-    is(sql("SELECT count(*) FROM vecgpu_mirrors() WHERE index = 'line_v'::regclass"), '1', '... have one mirror');
-    my $bytes = sql("SELECT bytes FROM vecgpu_mirrors() WHERE index = 'line_v'::regclass");
-    is(ve_device_memory($node), $before + $bytes, '... and no other device memory');
+    ve_is(sub { sql(ve_connected() . "SELECT count(*) FROM vecgpu_mirrors() WHERE index = 'line_v'::regclass") }, '1', '... have one mirror');
+    my $bytes = ve_until(60, sub { sql(ve_connected() . "SELECT bytes FROM vecgpu_mirrors() WHERE index = 'line_v'::regclass") });
+    ve_is(sub { ve_device_memory($node) }, $before + $bytes, '... and no other device memory');
     ve_finish('100 clients, warm', vg_pgbench($node, { line => $line }, clients => 100, transactions => 12, settings => [ @index, 'vecgpu.ef_search=100', 'vecgpu.fallback=off' ]));
     # A connection for each transaction.
     ve_finish('connections come and go', vg_pgbench($node, { line => $line }, clients => 8, transactions => 25, args => ['-C'], settings => [ @index, 'vecgpu.ef_search=100' ]));
@@ -98,11 +98,10 @@ my $line = "\\set r random(10, 19990)\nSELECT " . vg_must('array_agg(id ORDER BY
 # ---- one statement, many searches (C150) ----
 {
     sql('CREATE TABLE short AS SELECT id, v FROM line WHERE id <= 1000; CREATE INDEX short_v ON short USING vecgpu (v)');
-    sql("SELECT vecgpu_prewarm('short_v')");
-    my $before = ve_counter($node, 'short_v', 'queries');
-    is(sql("$force SET vecgpu.ef_search = 100; SELECT count(*), count(*) FILTER (WHERE s.id = greatest(k % 1000, 1)) FROM generate_series(1, 66000) k,
-        LATERAL (SELECT id FROM short ORDER BY v <-> ARRAY[k % 1000 + 0.25, 0, 0]::real[] LIMIT 1) s"), '66000|66000', '66,000 searches in a statement');
-    cmp_ok(ve_counter($node, 'short_v', 'queries') - $before, '>=', 66000, '... on the device');
+    ve_prewarm($node, 'short_v');
+    ve_by_device($node, 'short_v', 66000, '... on the device', sub {
+            is(sql("$force SET vecgpu.ef_search = 100; SELECT count(*), count(*) FILTER (WHERE s.id = greatest(k % 1000, 1)) FROM generate_series(1, 66000) k,
+                LATERAL (SELECT id FROM short ORDER BY v <-> ARRAY[k % 1000 + 0.25, 0, 0]::real[] LIMIT 1) s"), '66000|66000', '66,000 searches in a statement') });
 }
 
 # ---- wide rows ----
@@ -111,11 +110,9 @@ for my $case ([ 2000, 300 ], [ 16000, 60 ])
     my ($dimensions, $rows) = @$case;
     vg_fill($node, "wide$dimensions", $rows, dimensions => $dimensions);
     sql("INSERT INTO wide$dimensions SELECT i, uvec(i, $dimensions) FROM generate_series(1001, 1010) i");
-    sql("SELECT vecgpu_prewarm('wide${dimensions}_v')");
+    ve_prewarm($node, "wide${dimensions}_v");
     my $query = "$force SELECT string_agg(id || ' ' || d, ',') FROM (SELECT id, v <-> (SELECT uvec(-1, $dimensions)) AS d FROM wide$dimensions ORDER BY v <-> (SELECT uvec(-1, $dimensions)) LIMIT 20) s";
-    my $before = ve_counter($node, "wide${dimensions}_v", 'queries');
-    is(sql($query), sql("SET vecgpu.device = cpu; $query"), "$dimensions dimensions");
-    cmp_ok(ve_counter($node, "wide${dimensions}_v", 'queries'), '>', $before, '... on the device');
+    ve_by_device($node, "wide${dimensions}_v", 1, '... on the device', sub { is(sql($query), sql("SET vecgpu.device = cpu; $query"), "$dimensions dimensions") });
 }
 
 # ---- LIMITs, cursors, prepared statements, joins, functions, parallel workers ----

@@ -191,28 +191,33 @@ static void test_threads()
     Rows rows = random_rows(8000 / kScale, 24, 2), queries = random_rows(100, 24, 2);
     for (uint32_t threads : {0u, 1u, 2u, 4u, 16u}) {
         TEST((std::to_string(threads) + " threads").c_str());
-        OwnedGraph owned(rows.n, 8);
-        owned.add(rows.n);
-        BuildControl control;
-        Builder *builder;
-        CHECK(build_start(&builder, &owned.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 40, threads),
-                          &control) == BuildStatus::Ok,
-              "start");
-        CHECK(build_threads(builder) == threads, "%u threads", build_threads(builder));
-        uint64_t polls = 0, before = 0;
-        while (!build_poll(builder)) {
-            polls++;
-            CHECK(control.done.load() >= before, "progress goes forward");
-            before = control.done.load();
-            if (threads)
-                usleep(500);
+        uint64_t polls = 0;
+        /* Whoever is held up for the whole build looks at it once, when all is done: that shows nothing of its progress. */
+        for (int attempt = 0; attempt < 10 && polls == 0; attempt++) {
+            OwnedGraph owned(rows.n, 8);
+            owned.add(rows.n);
+            BuildControl control;
+            Builder *builder;
+            CHECK(build_start(&builder, &owned.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 40, threads),
+                              &control) == BuildStatus::Ok,
+                  "start");
+            CHECK(build_threads(builder) == threads, "%u threads", build_threads(builder));
+            uint64_t before = 0;
+            while (!build_poll(builder)) {
+                polls++;
+                CHECK(control.done.load() >= before, "progress goes forward");
+                before = control.done.load();
+                if (threads)
+                    usleep(500);
+            }
+            CHECK(build_join(builder) == BuildStatus::Ok, "join");
+            CHECK(control.done.load() == rows.n, "done %" PRIu64, control.done.load());
+            check_shape(owned);
+            CHECK(count_unreachable(owned) == 0, "unreachable nodes");
+            double at_100 = recall(owned, rows, queries, Metric::L2, 100);
+            CHECK(at_100 >= 0.98, "recall %.4f", at_100);
         }
-        CHECK(build_join(builder) == BuildStatus::Ok, "join");
-        CHECK(control.done.load() == rows.n && polls > 0, "done %" PRIu64, control.done.load());
-        check_shape(owned);
-        CHECK(count_unreachable(owned) == 0, "unreachable nodes");
-        double at_100 = recall(owned, rows, queries, Metric::L2, 100);
-        CHECK(at_100 >= 0.98, "recall %.4f", at_100);
+        CHECK(polls > 0, "nobody was asked to wait");
     }
 
     TEST("one thread gives the same graph every time");
@@ -239,20 +244,26 @@ static void test_stop()
     Rows rows = random_rows(20000, 64, 3);
     for (uint32_t threads : {0u, 1u, 4u}) {
         TEST(("stop with " + std::to_string(threads) + " threads").c_str());
-        OwnedGraph owned(rows.n, 16);
-        owned.add(rows.n);
-        BuildControl control;
-        Builder *builder;
-        CHECK(build_start(&builder, &owned.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 200, threads),
-                          &control) == BuildStatus::Ok,
-              "start");
-        while (control.done.load() < 600 && !build_poll(builder)) {
+        bool stopped = false;
+        /* A build that had all nodes before this thread got to stop it shows nothing. */
+        for (int attempt = 0; attempt < 10 && !stopped; attempt++) {
+            OwnedGraph owned(rows.n, 16);
+            owned.add(rows.n);
+            BuildControl control;
+            Builder *builder;
+            CHECK(build_start(&builder, &owned.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 200, threads),
+                              &control) == BuildStatus::Ok,
+                  "start");
+            while (control.done.load() < 600 && !build_poll(builder)) {
+            }
+            control.stop.store(true);
+            BuildStatus status = build_join(builder);
+            uint64_t done = control.done.load();
+            CHECK(done >= 600 && (status == BuildStatus::Stopped || done == rows.n), "status %d at %" PRIu64, int(status), done);
+            stopped = done < rows.n;
+            check_shape(owned);
         }
-        control.stop.store(true);
-        CHECK(build_join(builder) == BuildStatus::Stopped, "join");
-        uint64_t done = control.done.load();
-        CHECK(done >= 600 && done < rows.n, "stopped at %" PRIu64, done);
-        check_shape(owned);
+        CHECK(stopped, "it went on to the end");
     }
 
     TEST("stop before anything");
