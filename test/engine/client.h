@@ -10,6 +10,7 @@
 #include "engine/server.h"
 #include "protocol/call.h"
 #include "protocol/session.h"
+#include "soon.h"
 #include "test.h"
 
 #include <algorithm>
@@ -32,22 +33,7 @@ constexpr bool kSlow = true;
 constexpr bool kSlow = false;
 #endif
 
-/* Limits are for what never comes. A machine with other things to do may hold up any process, and any thread, for seconds. */
 constexpr int kConnectMs = 30000;
-constexpr int kPatienceMs = 60000;
-
-/* Whether it comes true. For all that happens a little after what can be seen of it. */
-template <class Condition>
-bool soon(Condition condition)
-{
-    uint64_t until = now_ns() + uint64_t(kPatienceMs) * 1000000;
-    while (!condition()) {
-        if (now_ns() > until)
-            return false;
-        usleep(5000);
-    }
-    return true;
-}
 
 /* An index as a session sees it. Flat, or a graph in which everybody is linked to the next ones: good enough to be walked. */
 struct TestIndex {

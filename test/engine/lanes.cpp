@@ -4,6 +4,7 @@
 #include "engine/lane.h"
 #include "engine/respond.h"
 #include "protocol/call.h"
+#include "soon.h"
 #include "test.h"
 
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <sys/resource.h>
 
 using namespace vecgpu;
+using engine_test::soon;
 
 namespace {
 
@@ -92,17 +94,6 @@ bool answered(const Caller &caller, const Call &call)
     for (int i = 0; i < 2000; i++)
         if (call_wait(call, 10000000))
             return true;
-    return false;
-}
-
-/* A worker enters its call after it has begun and leaves it after it has answered: both a little apart from what can be seen. */
-bool soon(auto condition)
-{
-    for (int i = 0; i < 20000; i++) {
-        if (condition())
-            return true;
-        usleep(1000);
-    }
     return false;
 }
 
@@ -205,6 +196,7 @@ int main()
             }
         }
         CHECK(work.at_once >= 6, "%u at once", work.at_once.load());
+        /* A worker leaves its call after it has answered, and enters it after it has begun. */
         CHECK(soon([&] { return lane.longest_call_ns(now_ns()) == 0; }), "clock");
     }
 

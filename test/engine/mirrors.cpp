@@ -5,6 +5,7 @@
 #include "engine/loader.h"
 #include "engine/meta.h"
 #include "protocol/socket.h"
+#include "soon.h"
 #include "test.h"
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <thread>
 
 using namespace vecgpu;
+using engine_test::within;
 
 /* What device.h leaves to the implementation. */
 namespace vecgpu {
@@ -335,16 +337,13 @@ void test_eviction()
     {
         World world(kMirror + kMirror / 4);
         for (uint64_t ms : {0, 900}) {
-            /* What took longer than the second that counts as use shows nothing. */
-            uint64_t used;
             Status status;
-            do {
+            within(kInUseNs - ms * 1000000, [&] {
                 world.mirrors->evict(key_of(2));
                 world.load(1);
-                used = now_ns() - ms * 1000000;
                 world.age(1, ms);
                 status = world.load(2);
-            } while (now_ns() >= used + kInUseNs);
+            });
             CHECK(status == Status::NoMemory && world.has(1), "in use");
         }
         world.age(1, 1100);
@@ -368,21 +367,17 @@ void test_eviction()
     {
         World world(kMirror * 11 / 5);
         Status status;
-        uint64_t began, ended;
-        do {
-            /* It waits for a second. A search that was held up for longer shows nothing. */
+        within(900000000, [&] { /* it waits for a second */
             world.mirrors->evict(key_of(1));
             world.load(1);
             Pin pin = world.mirrors->pin(key_of(1), *world.device);
-            began = now_ns();
             std::thread search([&] {
                 usleep(50000);
                 pin = {};
-                ended = now_ns();
             });
             status = world.begin(meta_of(1, 2, 3 * kNodes), 1);
             search.join();
-        } while (ended >= began + 900000000);
+        });
         CHECK(status == Status::Ok, "waits for the search that holds it");
         CHECK(!world.has(1), "cold meanwhile");
         CHECK(world.end() == Status::Ok && world.has(1), "end");
@@ -398,16 +393,13 @@ void test_eviction()
         world.age(2, 4000);
         fake.refuse_create = 1;
         CHECK(world.load(3) == Status::Ok && !world.has(1) && world.has(2), "one went");
-        uint64_t used;
-        do {
-            /* As above. */
+        within(kInUseNs, [&] {
             fake.refuse_create = 0;
             world.load(3);
-            used = now_ns();
             world.age(3, 0);
             fake.refuse_create = 100;
             CHECK(world.load(4) == Status::NoMemory, "no");
-        } while (now_ns() >= used + kInUseNs);
+        });
         fake.refuse_create = 0;
         CHECK(world.has(3), "in use stays");
     }

@@ -90,8 +90,6 @@ sub md5_of
     return $on->safe_psql('postgres', "SELECT md5('$text')");
 }
 
-sub index_is_there { return $node->safe_psql('postgres', "SELECT count(*) FROM pg_class WHERE relname = 'items_v'") }
-
 # During CREATE INDEX: no index remains, and building it again works.
 vg_fill($node, 'items', 12000, index => 0);
 for my $case ([ 'backend', 0 ], [ 'immediate', 2 ], [ 'postmaster', 2 ])
@@ -112,7 +110,7 @@ for my $case ([ 'backend', 0 ], [ 'immediate', 2 ], [ 'postmaster', 2 ])
         last if $pid ne '' && $code != 0;
     }
     isnt($code, 0, "$how during CREATE INDEX: the statement failed");
-    is(index_is_there(), '0', '... and left no index');
+    is($node->safe_psql('postgres', "SELECT count(*) FROM pg_class WHERE relname = 'items_v'"), '0', '... and left no index');
     is(vg_temp_files($node), '', '... and no temporary file');
 }
 $node->safe_psql('postgres', 'CREATE INDEX items_v ON items USING vecgpu (v)');
@@ -127,13 +125,14 @@ vg_same_as_exact($node, 'items', 'index built just before the crash');
     my $pid = '';
     for my $try (1 .. 10)
     {
-        next if $pid ne '';
         my $session = vg_session($node, 'REINDEX INDEX CONCURRENTLY items_v');
         $pid = vg_wait_query($node, 'REINDEX%',
             'EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.pid = a.pid AND tuples_done > 100)', $session);
         crash('immediate') if $pid ne '';
         vg_finish($session);
+        last if $pid ne '';
     }
+    isnt($pid, '', 'a REINDEX CONCURRENTLY was under way');
     vg_same_as_exact($node, 'items', 'crash during REINDEX CONCURRENTLY');
     $node->safe_psql('postgres', 'DROP INDEX IF EXISTS items_v_ccnew');
 }

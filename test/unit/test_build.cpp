@@ -186,6 +186,15 @@ static void test_sample(const std::string &folder)
     }
 }
 
+static Builder *start_all(OwnedGraph *owned, const Rows &rows, uint32_t ef_construction, uint32_t threads, BuildControl *control)
+{
+    owned->add(rows.n);
+    Builder *builder = nullptr;
+    BuildParams params = make_params(rows, Metric::L2, ef_construction, threads);
+    CHECK(build_start(&builder, &owned->graph, rows.data(), 0, rows.n, params, control) == BuildStatus::Ok, "start");
+    return builder;
+}
+
 static void test_threads()
 {
     Rows rows = random_rows(8000 / kScale, 24, 2), queries = random_rows(100, 24, 2);
@@ -195,12 +204,8 @@ static void test_threads()
         /* Whoever is held up for the whole build looks at it once, when all is done: that shows nothing of its progress. */
         for (int attempt = 0; attempt < 10 && polls == 0; attempt++) {
             OwnedGraph owned(rows.n, 8);
-            owned.add(rows.n);
             BuildControl control;
-            Builder *builder;
-            CHECK(build_start(&builder, &owned.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 40, threads),
-                              &control) == BuildStatus::Ok,
-                  "start");
+            Builder *builder = start_all(&owned, rows, 40, threads, &control);
             CHECK(build_threads(builder) == threads, "%u threads", build_threads(builder));
             uint64_t before = 0;
             while (!build_poll(builder)) {
@@ -248,12 +253,8 @@ static void test_stop()
         /* A build that had all nodes before this thread got to stop it shows nothing. */
         for (int attempt = 0; attempt < 10 && !stopped; attempt++) {
             OwnedGraph owned(rows.n, 16);
-            owned.add(rows.n);
             BuildControl control;
-            Builder *builder;
-            CHECK(build_start(&builder, &owned.graph, rows.data(), 0, rows.n, make_params(rows, Metric::L2, 200, threads),
-                              &control) == BuildStatus::Ok,
-                  "start");
+            Builder *builder = start_all(&owned, rows, 200, threads, &control);
             while (control.done.load() < 600 && !build_poll(builder)) {
             }
             control.stop.store(true);
