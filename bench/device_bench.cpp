@@ -428,7 +428,7 @@ int main(int argc, char **argv)
             for (uint32_t ef : efs) {
                 params = {SearchForm::Graph, ks[0], ef, dimensions, bits};
                 Answer all = ask(mirror, queries, most, most, params, calls ? 1 : 6);
-                printf("  graph ef %u: recall@%u %.4f\n", ef, ks[0], recall(truth, all, most, ks[0]));
+                printf("  graph ef %u: recall@%u %.5f\n", ef, ks[0], recall(truth, all, most, ks[0]));
                 for (uint32_t batch : batches) {
                     uint32_t count = std::min(most, batch < 100 ? 512u : most);
                     Answer answer = ask(mirror, queries, count, batch, params, calls ? calls : batch >= 1000 ? 6 : 64);

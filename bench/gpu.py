@@ -145,7 +145,7 @@ class Run:
                 return
             for batch, bar in bars:
                 us, peer = get(f"{prefix}.{storage}.graph.{ef}.{batch}"), self.peer(prefix, ("CAGRA",), batch, recall)
-                what = f"graph, {name}, ef {ef} (recall {found:.4f}), {batch:,}"
+                what = f"graph, {name}, ef {ef} (recall {found:.5f}), {batch:,}"
                 if batch == 10000:
                     add(what, rate(us, batch), bar, "M q/s", rate(peer, batch), True)
                 else:
@@ -199,8 +199,8 @@ def main():
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--raft", help="program that prints RAFT's select_k times")
     parser.add_argument("--only", default="exact,graph,self,text,select,hash,dispatch")
-    parser.add_argument("--ef", default="80,96,104,112,120,128,144")
-    parser.add_argument("--text-ef", default="64,96,128,160,200,256,320")
+    parser.add_argument("--ef", default="80,96,100,102,104,112,128,144")
+    parser.add_argument("--text-ef", default="64,128,256,320,360,400,450,512")
     parser.add_argument("--section")
     parser.add_argument("--host", default="one GPU")
     options = parser.parse_args()

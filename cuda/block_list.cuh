@@ -1,6 +1,6 @@
 /*
- * block_list.cuh: parts of a graph search by blocks (graph_block.cuh): the list of a search in shared memory, and the keys of its best by the
- * rows themselves.
+ * block_list.cuh: parts of a graph search by blocks (graph_block.cuh): the list of a search in shared memory, and the
+ * keys of its best by the rows themselves.
  */
 #pragma once
 
@@ -12,21 +12,30 @@ namespace vecgpu::cuda {
 template <class Kernel>
 struct FineKeys;
 
-template <Storage kStorage, bool kDot, bool kShort, bool kFine, int kFlight>
-struct FineKeys<RowKernel<kStorage, kDot, kShort, kFine, kFlight>> {
+template <Storage kStorage, bool kDot, bool kShort, Precision kPrecision, int kFlight>
+struct FineKeys<RowKernel<kStorage, kDot, kShort, kPrecision, kFlight>> {
     static __device__ float get(Storage storage, const Rows &rows, const uint4 *query, const QueryHead &head,
                                 uint32_t slot, int n)
     {
         switch (storage) {
         case Storage::Float32:
-            return RowKernel<Storage::Float32, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
+            return by<Storage::Float32>(rows, query, head, slot, n);
         case Storage::Float16:
-            return RowKernel<Storage::Float16, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
+            return by<Storage::Float16>(rows, query, head, slot, n);
         case Storage::BFloat16:
-            return RowKernel<Storage::BFloat16, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
+            return by<Storage::BFloat16>(rows, query, head, slot, n);
         default:
-            return RowKernel<Storage::Int8, kDot, kShort, true, kFlight>::keys(rows, query, head, slot, n);
+            return by<Storage::Int8>(rows, query, head, slot, n);
         }
+    }
+
+private:
+    template <Storage kRows>
+    static __device__ __forceinline__ float by(const Rows &rows, const uint4 *query, const QueryHead &head,
+                                               uint32_t slot, int n)
+    {
+        using Kernel = RowKernel<kRows, kDot, kShort, Precision::Fine, kFlight>;
+        return Kernel::template keys<true>(rows, query, head, slot, n);
     }
 };
 

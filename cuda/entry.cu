@@ -136,8 +136,8 @@ void launch_entry(const Machine &machine, const PivotView &pivots, uint32_t dime
         entry_kernel<8, 128, 1><<<dim3((count + 7) / 8, kPivots / 128), 128, 0, stream>>>(pivots, dimensions, queries,
                                                                                           count, entries, ticket);
     else
-        entry_kernel<16, 256, 2>
-            <<<(count + 15) / 16, 256, 0, stream>>>(pivots, dimensions, queries, count, entries, ticket);
+        entry_kernel<16, 256, 2><<<dim3((count + 15) / 16, kPivots / 512), 256, 0, stream>>>(
+            pivots, dimensions, queries, count, entries, ticket);
     check_launch("entry");
 }
 

@@ -98,7 +98,8 @@ struct RescoreLauncher {
 template <Storage kStorage>
 void launch_rescore(const Machine &machine, const Job &job, const FlatLists &lists, cudaStream_t stream)
 {
-    with_kernel<kStorage, true, 4>(job.rows.metric, job.rows.dimensions, RescoreLauncher{machine, job, lists, stream});
+    with_kernel<kStorage, Precision::Fine, 4>(job.rows.metric, job.rows.dimensions,
+                                              RescoreLauncher{machine, job, lists, stream});
 }
 
 } // namespace vecgpu::cuda

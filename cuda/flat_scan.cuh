@@ -50,8 +50,8 @@ struct ScanFilter {
     using type = Kernel;
 };
 template <bool kDot, bool kShort, int kFlight>
-struct ScanFilter<RowKernel<Storage::Int8, kDot, kShort, true, kFlight>> {
-    using type = RowKernel<Storage::Int8, kDot, kShort, false, kFlight>;
+struct ScanFilter<RowKernel<Storage::Int8, kDot, kShort, Precision::Fine, kFlight>> {
+    using type = RowKernel<Storage::Int8, kDot, kShort, Precision::Coarse, kFlight>;
 };
 
 /* Rows that a warp takes at a time: as few as a step, or warps would end far apart. */
@@ -110,7 +110,7 @@ struct ShortScan {
         side = make_float2(1, 0);
         if (lane < kRows && lane < left)
             side = Kernel::side_of(rows, first + lane);
-        float sum[kSteps];
+        typename Kernel::Sum sum[kSteps];
 #pragma unroll
         for (int s = 0; s < kSteps; s++)
             sum[s] = 0;
@@ -121,9 +121,8 @@ struct ShortScan {
                 for (int s = 0; s < kSteps; s++)
                     sum[s] = Kernel::add(sum[s], v[s][c], q + c * kVectors, 1, 1.f);
             }
-        const float total = Kernel::template reduce<kSteps, 8>(sum, lane);
-        const float mine = __shfl_sync(kFullWarp, total, Kernel::holder(lane));
-        return Kernel::finish(mine, side, head, rows.metric);
+        const typename Kernel::Sum total = Kernel::template reduce<kSteps, 8>(sum, lane);
+        return Kernel::finish(__shfl_sync(kFullWarp, total, Kernel::holder(lane)), side, head, rows.metric);
     }
 };
 
@@ -133,26 +132,61 @@ struct CoarseError {
 };
 
 /*
- * With q~ the 16-bit query, of error d = |q - q~|: 2 |x| d <= d (|q| + |x|^2 / |q|) for L2 and more than that for a
- * product; 2^-24 (4 D + 128) (|q|^2 + |x|^2) is more than all roundings of both keys. By one warp, from shared memory.
+ * The 16-bit query q~ is off by d = |q - q~| <= 0.51 step sqrt(D): components are rounded to the nearest unit, and the
+ * quotient that is rounded is itself within 0.01 of the true one. 2 |x| d <= d (|q| + |x|^2 / |q|) for L2 and more than
+ * that for a product; 2^-24 (4 D + 128) (|q|^2 + |x|^2) is more than all roundings of both keys.
  */
-__device__ __forceinline__ CoarseError coarse_error(Metric metric, uint32_t dimensions, uint32_t pieces,
-                                                    const uint4 *query, const QueryHead &head)
+__device__ __forceinline__ CoarseError coarse_error(Metric metric, uint32_t dimensions, const QueryHead &head)
 {
-    const signed char *high = reinterpret_cast<const signed char *>(query), *low = high + pieces * 16;
-    double error2 = 0, norm2 = 0;
-    for (uint32_t d = threadIdx.x & 31; d < dimensions; d += 32) {
-        const float q = reinterpret_cast<const float *>(query + kCoarseVectors * pieces)[fine_place<4>(d, pieces)];
-        const double off = q - static_cast<double>(head.step) * (high[d] * 256 + low[d]);
-        error2 += off * off;
-        norm2 += static_cast<double>(q) * q;
-    }
-    const double error = sqrt(warp_sum(error2)), norm = sqrt(warp_sum(norm2)),
-                 rounding = (4.0 * dimensions + 128) / (1 << 24);
+    const float norm = sqrtf(head.norm2), error = norm > 0 ? 0.51f * head.step * sqrtf(dimensions) : 0.f,
+                rounding = (4.f * dimensions + 128.f) / (1 << 24);
     if (metric == Metric::Cosine)
-        return {static_cast<float>((error * head.inverse + 4 * rounding) * 1.001), 0.f};
-    return {static_cast<float>((error * norm + rounding * norm * norm) * 1.001),
-            static_cast<float>(((norm > 0 ? error / norm : 0) + rounding) * 1.001)};
+        return {(error * head.inverse + 4 * rounding) * 1.001f, 0.f};
+    return {(error * norm + rounding * head.norm2) * 1.001f, ((norm > 0 ? error / norm : 0.f) + rounding) * 1.001f};
+}
+
+/*
+ * The k-th smallest of one word a block of the grid, by all threads: `least` has room for all of them.
+ */
+__device__ __forceinline__ uint32_t bound_of_blocks(const uint32_t *minima, uint32_t k, uint32_t *least,
+                                                    uint32_t &bound)
+{
+    const uint32_t blocks = gridDim.x, padded = (blocks + 3) / 4 * 4;
+    if (threadIdx.x < padded)
+        least[threadIdx.x] = threadIdx.x < blocks ? __ldcg(minima + threadIdx.x) : kNanOrder;
+    __syncthreads();
+    if (threadIdx.x < blocks) {
+        const uint32_t mine = least[threadIdx.x];
+        uint32_t less = 0, equal = 0;
+#pragma unroll 4
+        for (uint32_t i = 0; i < padded; i += 4) {
+            const uint4 four = *reinterpret_cast<const uint4 *>(least + i);
+            less += (four.x < mine) + (four.y < mine) + (four.z < mine) + (four.w < mine);
+            equal += (four.x == mine) + (four.y == mine) + (four.z == mine) + (four.w == mine);
+        }
+        if (less < k && k <= less + equal) /* all for whom it holds have the same word */
+            bound = mine;
+    }
+    __syncthreads();
+    return bound;
+}
+
+/* Distinct words of shared memory in order, `count` <= kScanFew: emit(rank, word) for ranks below k. */
+constexpr uint32_t kScanFew = 256;
+
+template <class Emit>
+__device__ __forceinline__ void emit_few(const Word *words, uint32_t count, uint32_t k, Emit emit)
+{
+    constexpr uint32_t kEach = kScanThreads / kScanFew; /* threads a word */
+    const uint32_t i = threadIdx.x / kEach, sub = threadIdx.x % kEach;
+    const Word mine = i < count ? words[i] : kNoWord;
+    uint32_t rank = 0;
+    for (uint32_t j = sub; j < count; j += kEach)
+        rank += words[j] < mine;
+    for (uint32_t step = kEach / 2; step; step >>= 1)
+        rank += __shfl_xor_sync(kFullWarp, rank, step);
+    if (sub == 0 && i < count && rank < k)
+        emit(rank, mine);
 }
 
 template <class Kernel>
@@ -165,11 +199,12 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
     Word *list = reinterpret_cast<Word *>(dynamic); /* kScanCandidates */
     uint4 *query = reinterpret_cast<uint4 *>(list + kScanCandidates),
           *fine = query + (kCoarse ? kCoarseVectors : 0) * a.rows.pieces;
+    constexpr int kWarps = kScanThreads / 32;
     __shared__ BlockBoundStorage storage;
     __shared__ BlockBins<kScanThreads> bins;
-    __shared__ uint32_t last;
+    __shared__ __align__(16) uint32_t least_of[kScanMinima / kWarps]; /* blocks */
+    __shared__ uint32_t last, least_here, bound_found;
 
-    constexpr int kWarps = kScanThreads / 32;
     constexpr uint32_t kChunk = kScanChunk<Filter>, kChunkMask = kChunk == 32 ? kFullWarp : (1u << kChunk % 32) - 1;
     const int lane = threadIdx.x & 31;
     const uint32_t warps = gridDim.x * kWarps, warp = blockIdx.x * kWarps + threadIdx.x / 32;
@@ -187,6 +222,8 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
     };
     if (samples && !a.bits)
         fetch(sampled);
+    if (threadIdx.x == 0)
+        least_here = kNanOrder;
 
     QueryHead head = {};
     if (a.prepared) {
@@ -201,7 +238,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
         __syncthreads();
         auto at = [&](uint32_t d) { return to[fine_place<Kernel::kVectors>(d, a.rows.pieces)]; };
         if (kCoarse || a.rows.metric == Metric::Cosine)
-            head = query_head(at, a.rows.dimensions);
+            head = query_head(at, a.rows.dimensions, a.rows.metric == Metric::Cosine);
         if (kCoarse) {
             signed char *high = reinterpret_cast<signed char *>(query), *low = high + a.rows.pieces * 16;
             for (uint32_t d = threadIdx.x; d < a.rows.pieces * 16; d += kScanThreads)
@@ -211,7 +248,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
     __syncthreads();
     CoarseError error = {};
     if constexpr (kCoarse)
-        error = coarse_error(a.rows.metric, a.rows.dimensions, a.rows.pieces, query, head);
+        error = coarse_error(a.rows.metric, a.rows.dimensions, head);
     ShortScan<Filter> brief;
     if constexpr (Kernel::kBrief)
         brief.load(query, a.rows.pieces);
@@ -268,19 +305,34 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
             }
         }
         smallest = __reduce_min_sync(kFullWarp, smallest);
-        if (lane == 0)
-            __stcg(a.workspace.minima + warp, smallest);
+        /* A few of the k best in one block hardly loosen the bound: then one minimum a block will do. */
+        const bool by_block = 4 * a.k <= gridDim.x;
+        if (lane == 0) {
+            if (by_block)
+                atomicMin(&least_here, smallest);
+            else
+                __stcg(a.workspace.minima + warp, smallest);
+        }
         if (!a.bits)
             fetch(sampled == 0 ? 1 : 0);
-        cooperative_groups::this_grid().sync();
-        constexpr int kItems = kScanMinima / kScanThreads; /* warps of 256 SMs */
-        uint32_t minima[kItems];
-#pragma unroll
-        for (int i = 0; i < kItems; i++) {
-            uint32_t at = i * kScanThreads + threadIdx.x;
-            minima[i] = at < warps ? __ldcg(a.workspace.minima + at) : kNanOrder;
+        if (by_block) {
+            __syncthreads();
+            if (threadIdx.x == 0)
+                __stcg(a.workspace.minima + blockIdx.x, least_here);
         }
-        bound = min(bound, block_bound<kItems>(minima, a.k, a.k / 2 + 8, storage));
+        cooperative_groups::this_grid().sync();
+        if (by_block) {
+            bound = min(bound, bound_of_blocks(a.workspace.minima, a.k, least_of, bound_found));
+        } else {
+            constexpr int kItems = kScanMinima / kScanThreads; /* warps of 256 SMs */
+            uint32_t minima[kItems];
+#pragma unroll
+            for (int i = 0; i < kItems; i++) {
+                uint32_t at = i * kScanThreads + threadIdx.x;
+                minima[i] = at < warps ? __ldcg(a.workspace.minima + at) : kNanOrder;
+            }
+            bound = min(bound, block_bound<kItems>(minima, a.k, a.k / 2 + 8, storage));
+        }
     }
 
     auto append = [&](uint32_t row, uint32_t order) {
@@ -324,10 +376,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
         return;
     }
     if constexpr (kCoarse) {
-        for (uint32_t first = threadIdx.x & ~31u; first < found; first += kScanThreads) {
-            const int n = min(32u, found - first);
+        const uint32_t share = found <= kWarps * kTeams ? kTeams : 32;
+        for (uint32_t first = threadIdx.x / 32 * share; first < found; first += kWarps * share) {
+            const int n = min(share, found - first);
             const uint32_t slot = slot_of_word(__ldcg(a.workspace.candidates + first + min(lane, n - 1)));
-            const float key = Kernel::keys(a.rows, fine, head, slot, n);
+            const float key = Kernel::template keys<true>(a.rows, fine, head, slot, n);
             if (lane < n)
                 list[first + lane] = word_of(key, slot);
         }
@@ -336,10 +389,11 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
             list[i] = __ldcg(a.workspace.candidates + i);
     }
     __syncthreads();
-    block_emit_sorted<kScanThreads, kScanCandidates / kScanThreads>(
-        list, found, a.k, storage, bins, [&](uint32_t rank, Word word) {
-            a.hits[rank] = {slot_of_word(word), key_of_word(word)};
-        });
+    auto emit = [&](uint32_t rank, Word word) { a.hits[rank] = {slot_of_word(word), key_of_word(word)}; };
+    if (found <= kScanFew)
+        emit_few(list, found, a.k, emit);
+    else
+        block_emit_sorted<kScanThreads, kScanCandidates / kScanThreads>(list, found, a.k, storage, bins, emit);
     if (threadIdx.x == 0)
         *a.count = min(found, a.k);
 }
@@ -389,7 +443,9 @@ struct ScanLauncher {
             kScanCandidates * sizeof(Word) +
             (Kernel::kVectors + (Filter::kCoarse ? kCoarseVectors : 0)) * job.rows.pieces * sizeof(uint4);
         const uint64_t warps = static_cast<uint64_t>(machine.sms) * (kScanThreads / 32);
-        if (shared + sizeof(BlockBins<kScanThreads>) + sizeof(BlockBoundStorage) + 64 > machine.shared_per_block ||
+        if (shared + sizeof(BlockBins<kScanThreads>) + sizeof(BlockBoundStorage) +
+                    kScanMinima / (kScanThreads / 32) * sizeof(uint32_t) + 64 >
+                machine.shared_per_block ||
             warps > kScanMinima)
             return;
         allow_shared<flat_scan_kernel<Kernel>, cudaSharedmemCarveoutDefault>(shared, machine.ordinal);
@@ -440,15 +496,17 @@ bool launch_scan(const Machine &machine, const Job &job, uint32_t query, const f
                  const ScanWorkspace &workspace, cudaStream_t stream)
 {
     ScanLauncher launcher{machine, job, query, raw, workspace, stream};
-    with_kernel<kStorage, true, 8>(job.rows.metric, job.rows.dimensions, launcher);
+    /* Rows that a warp takes at a time are as many as its loads; of int8 rows twice as many would end too unevenly. */
+    constexpr int kFlight = kStorage == Storage::Int8 ? 4 : 8;
+    with_kernel<kStorage, Precision::Fine, kFlight>(job.rows.metric, job.rows.dimensions, launcher);
     return launcher.done;
 }
 
 template <Storage kStorage>
 void launch_keys(const Machine &machine, const Job &job, uint32_t query, uint32_t *orders, cudaStream_t stream)
 {
-    with_kernel<kStorage, true, 8>(job.rows.metric, job.rows.dimensions,
-                                   KeysLauncher{machine, job, query, orders, stream});
+    with_kernel<kStorage, Precision::Fine, 8>(job.rows.metric, job.rows.dimensions,
+                                              KeysLauncher{machine, job, query, orders, stream});
 }
 
 } // namespace vecgpu::cuda

@@ -8,8 +8,8 @@ bool launch_graph_block(const Machine &machine, const Job &job, const Job &walk,
                         cudaStream_t stream)
 {
     bool fits = false;
-    with_kernel<kStorage, false, 4>(job.rows.metric, job.rows.dimensions,
-                                    BlockLauncher{machine, job, walk, storage, shape, stream, &fits});
+    with_kernel<kStorage, Precision::Rough, 4>(job.rows.metric, job.rows.dimensions,
+                                               BlockLauncher{machine, job, walk, storage, shape, stream, &fits});
     return fits;
 }
 

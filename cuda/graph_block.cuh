@@ -61,6 +61,15 @@ __host__ __device__ constexpr uint32_t box_places(uint32_t parents, uint32_t deg
     return parents * degree > kEntries ? parents * degree : kEntries;
 }
 
+/*
+ * Arrays of so many words: boxes by sender for two rounds, as others may be a round ahead, the words of a round without
+ * gaps, and in order. A block on its own needs one box, which has no gaps.
+ */
+__host__ __device__ constexpr uint32_t box_count(uint32_t blocks)
+{
+    return blocks > 1 ? 2 * blocks + 2 : 2;
+}
+
 /* 16-byte pieces of a query in shared memory: with components of the fine kernel, for the scan of the pivots. */
 __host__ __device__ constexpr uint32_t block_query_pieces(Storage storage, uint32_t pieces)
 {
@@ -72,8 +81,8 @@ __host__ __device__ constexpr uint32_t graph_block_words(Storage storage, uint32
                                                          uint32_t capacity, uint32_t threads)
 {
     const uint32_t places = box_places(parents, degree);
-    return (4u << block_bucket_bits(threads)) + block_query_pieces(storage, pieces) * 4 + 2 * 2 * blocks * places +
-           2 * 2 * places + 2 * 2 * capacity + places + (bits ? (2 * k + 3) / 4 * 4 : 0);
+    return (4u << block_bucket_bits(threads)) + block_query_pieces(storage, pieces) * 4 +
+           2 * places * box_count(blocks) + 2 * 2 * capacity + places + (bits ? (2 * k + 3) / 4 * 4 : 0);
 }
 
 __device__ __forceinline__ uint32_t mix_id(uint32_t x)
@@ -99,15 +108,13 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     const uint32_t places = box_places(a.parents, a.degree), pieces = a.rows.pieces;
     uint32_t *table = dynamic;
     uint4 *query = reinterpret_cast<uint4 *>(table + Visited::kWords);
-    Word *boxes =
-        reinterpret_cast<Word *>(query + block_query_pieces(Kernel::storage, pieces)); /* [2][blocks][places] */
-    Word *gathered = boxes + 2 * blocks * places; /* the words of a box, without gaps */
-    Word *sorted = gathered + places;
-    Word *members = sorted + places, *merged = members + kCapacity; /* the list; the next one */
+    Word *boxes = reinterpret_cast<Word *>(query + block_query_pieces(Kernel::storage, pieces));
+    Word *sorted = boxes + (box_count(blocks) - 1) * places, *gathered = sorted - places; /* the latter for clusters */
+    Word *members = sorted + places, *merged = members + kCapacity;                       /* the list; the next one */
     uint32_t *claimed = reinterpret_cast<uint32_t *>(merged + kCapacity);
     Word *valid = reinterpret_cast<Word *>(claimed + places); /* only with bits */
     __shared__ float chains[kChains * kPivots / 4];
-    __shared__ Word open[kMaxParents];                       /* the best of the list that are not expanded */
+    __shared__ __align__(16) Word open[kMaxParents];         /* the best of the list that are not expanded */
     __shared__ uint32_t open_places[kMaxParents];            /* where they are in it */
     __shared__ uint8_t expands[kCapacity];                   /* 1: this round expands this one of the list */
     __shared__ uint32_t parents[kMaxParents];                /* kNone behind the last one */
@@ -146,7 +153,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     cluster_arrive(blocks); /* others may write here from now on */
     QueryHead head = {};
     if (Kernel::storage == Storage::Int8 || a.rows.metric == Metric::Cosine)
-        head = query_head([&](uint32_t d) { return raw[d]; }, a.rows.dimensions);
+        head = query_head([&](uint32_t d) { return raw[d]; }, a.rows.dimensions, a.rows.metric == Metric::Cosine);
     query_components(Kernel::storage, raw, a.rows.dimensions, pieces, head.step, query, tid, kBlockThreads);
     __syncthreads();
 
@@ -227,7 +234,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         __syncwarp();
         slot = found_entries[min(lane, max(n - 1, 0))];
         if (n > 0) {
-            const uint32_t order = order_of(Kernel::keys(a.rows, query, head, slot, n));
+            const uint32_t order = order_of(Kernel::template keys<true>(a.rows, query, head, slot, n));
             send(static_cast<Word>(order) << 32 | slot << 1, lane < n, 0, 0);
         }
     }
@@ -290,7 +297,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     /* The first cell of a round that this thread looks at. */
     const int log_blocks = __ffs(static_cast<int>(blocks)) - 1;
     const uint32_t sender = warp & (blocks - 1); /* whose words this warp gathers */
-    const uint32_t first_parent = tid / a.degree, first_cell = tid % a.degree;
+    const uint32_t half_degree = a.degree / 2, first_parent = tid / half_degree, first_cell = tid % half_degree;
     uint32_t turn = 0, phase = 0;
     for (uint32_t round = 0;; round++) {
         cluster_arrive(blocks);
@@ -328,33 +335,45 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             __syncthreads();
         const bool doubles = untracked[phase];
         if (!doubles) {
-            const uint32_t opens = open_count, all = count + opens;
-            int shift = 0; /* 2^shift threads count for one word */
-            while (shift < 3 && (all << (shift + 1)) <= kBlockThreads)
-                shift++;
+            /* Threads for two words each, so that a word read from shared memory is compared twice. */
+            const uint32_t opens = open_count, word_pairs = (count + 1) / 2, pairs = word_pairs + (opens + 1) / 2;
+            const int shift = max(0, min(4, __clz(pairs - 1) - __clz(kBlockThreads - 1))); /* 2^shift threads a pair */
             const uint32_t step = 1u << shift, sub = tid & (step - 1);
-            for (uint32_t i = tid >> shift; (i & ~(31u >> shift)) < all; i += kBlockThreads >> shift) {
-                const Word mine = i < count ? words[i] : i < all ? open[i - count] : kNoWord;
-                uint32_t less = 0, less_open = 0;
-#pragma unroll 4
-                for (uint32_t j = sub; j < count; j += step)
-                    less += words[j] < mine;
-                for (uint32_t j = sub; j < opens; j += step)
-                    less_open += open[j] < mine;
-                uint32_t both = less | less_open << 16;
-                for (uint32_t s = step >> 1; s; s >>= 1)
-                    both += __shfl_xor_sync(kFullWarp, both, s);
-                less = both & 0xffff;
-                const uint32_t rank = less + (both >> 16);
-                if (sub == 0 && i < all) {
-                    /* Among the ef best: fewer than ef - less of the list come before it. */
-                    const bool expand = rank < width && less < a.ef && members[a.ef - 1 - less] >= mine;
+            for (uint32_t g = tid >> shift; (g & ~(31u >> shift)) < pairs; g += kBlockThreads >> shift) {
+                const bool is_new = g < word_pairs;
+                const uint32_t first = 2 * (is_new ? g : g - word_pairs), end = is_new ? count : g < pairs ? opens : 0;
+                const Word *const from = is_new ? words : open;
+                const Word mine[2] = {first < end ? from[first] : kNoWord, first + 1 < end ? from[first + 1] : kNoWord};
+                uint32_t less[2] = {0, 0}; /* new words in the lower half, open ones in the upper */
+#pragma unroll 1
+                for (int part = 0; part < 2; part++) {
+                    const Word *const others = part ? open : words;
+                    const uint32_t n = part ? opens : count, one = part ? 1 << 16 : 1;
+#pragma unroll 2
+                    for (uint32_t j = 2 * sub; j < n; j += 2 * step) {
+                        ulonglong2 two = *reinterpret_cast<const ulonglong2 *>(others + j);
+                        two.y = j + 1 < n ? two.y : kNoWord;
+                        less[0] += two.x < mine[0] ? one : 0;
+                        less[1] += two.x < mine[1] ? one : 0;
+                        less[0] += two.y < mine[0] ? one : 0;
+                        less[1] += two.y < mine[1] ? one : 0;
+                    }
+                }
+                for (uint32_t s = step >> 1; s; s >>= 1) {
+                    less[0] += __shfl_xor_sync(kFullWarp, less[0], s);
+                    less[1] += __shfl_xor_sync(kFullWarp, less[1], s);
+                }
+                for (uint32_t i = sub; i < 2 && first + i < end; i += step) {
+                    const Word word = i ? mine[1] : mine[0];
+                    const uint32_t both = i ? less[1] : less[0], place = both & 0xffff, rank = place + (both >> 16);
+                    /* Among the ef best: fewer than ef - place of the list come before it. */
+                    const bool expand = rank < width && place < a.ef && members[a.ef - 1 - place] >= word;
                     if (expand)
-                        parents[rank] = static_cast<uint32_t>(mine) >> 1;
-                    if (i < count)
-                        sorted[less] = mine | expand;
+                        parents[rank] = static_cast<uint32_t>(word) >> 1;
+                    if (is_new)
+                        sorted[place] = word | expand;
                     else if (expand)
-                        expands[open_places[i - count]] = 1;
+                        expands[open_places[first + i]] = 1;
                 }
             }
         } else if (warp == 0) {
@@ -372,32 +391,45 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             merge_valid(words, count);
         if (parents[0] == kNone)
             break;
-        const uint32_t cells = width * a.degree;
-        auto link = [&](uint32_t parent, uint32_t cell) {
+        /* Links two a thread. */
+        const uint32_t cells = width * half_degree;
+        auto links_of = [&](uint32_t parent, uint32_t cell) {
             const uint32_t node = parents[parent];
-            return node == kNone ? kNone : __ldg(a.links + static_cast<size_t>(node) * a.degree + cell);
+            return node == kNone
+                       ? make_uint2(kNone, kNone)
+                       : __ldg(reinterpret_cast<const uint2 *>(a.links + static_cast<size_t>(node) * a.degree) + cell);
         };
-        uint32_t id = tid < cells ? link(first_parent, first_cell) : kNone;
+        uint2 id = tid < cells ? links_of(first_parent, first_cell) : make_uint2(kNone, kNone);
         if (!doubles)
             merge(count);
         for (uint32_t c = tid; (c & ~31u) < cells;) {
-            const Put put = id < a.nodes && owns(id) ? Visited::put(table, id, narrow) : Put::Seen;
+            const uint32_t mine[2] = {owns(id.x) ? id.x : kNone, owns(id.y) ? id.y : kNone};
+            Put put[2];
+            Visited::put_ids(table, mine, a.nodes, narrow, put);
             __syncwarp();
-            const uint32_t m = __ballot_sync(kFullWarp, put != Put::Seen);
-            if (m) {
+            const uint32_t m = __ballot_sync(kFullWarp, put[0] != Put::Seen),
+                           n = __ballot_sync(kFullWarp, put[1] != Put::Seen);
+            if (m | n) {
                 uint32_t at = 0;
                 if (lane == 0)
-                    at = atomicAdd(&claimed_count, __popc(m));
+                    at = atomicAdd(&claimed_count, __popc(m) + __popc(n));
                 at = __shfl_sync(kFullWarp, at, 0) + __popc(m & before);
-                if (put != Put::Seen)
-                    claimed[at] = id | (put == Put::Full ? 0x80000000u : 0);
+                if (put[0] != Put::Seen) {
+                    Kernel::prefetch(a.rows, mine[0]);
+                    claimed[at] = mine[0] | (put[0] == Put::Full ? 0x80000000u : 0);
+                }
+                at += __popc(m & ~before) + __popc(n & before);
+                if (put[1] != Put::Seen) {
+                    Kernel::prefetch(a.rows, mine[1]);
+                    claimed[at] = mine[1] | (put[1] == Put::Full ? 0x80000000u : 0);
+                }
             }
             c += kBlockThreads;
-            id = c < cells ? link(c / a.degree, c % a.degree) : kNone;
+            id = c < cells ? links_of(c / half_degree, c % half_degree) : make_uint2(kNone, kNone);
         }
         __syncthreads();
 
-        turn ^= 1;
+        turn ^= blocks > 1;
         phase = (phase + 1) % 3;
         const Word bound = members[a.ef - 1], valid_bound = a.bits ? valid_worst : 0;
         const uint32_t rows = claimed_count;
@@ -405,15 +437,15 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             parents[tid] = kNone;
         if (warp == kWarps - 1) /* which has the fewest rows to look at */
             publish_open(round_width(a, round + 1));
-        /* Whole steps of the row kernel, the same for all warps. */
-        const uint32_t share =
-            min(32u, ((rows + kWarps - 1) / kWarps + Kernel::kStride - 1) / Kernel::kStride * Kernel::kStride);
+        /* The same for all warps, and what a row kernel looks at in one step. */
+        const uint32_t share = min(32u, ((rows + kWarps - 1) / kWarps + kTeams - 1) / kTeams * kTeams);
         for (uint32_t first = warp * share; first < rows; first += kWarps * share) {
             const uint32_t n = min(share, rows - first);
             uint32_t slot = claimed[first + min(static_cast<uint32_t>(lane), n - 1)];
             const uint32_t suspect = slot >> 31;
             slot &= 0x7fffffff;
-            const uint32_t order = order_of(Kernel::keys(a.rows, query, head, slot, static_cast<int>(n)));
+            const float key = Kernel::template keys<true>(a.rows, query, head, slot, static_cast<int>(n));
+            const uint32_t order = order_of(key);
             const Word word = static_cast<Word>(order) << 32 | slot << 1;
             bool enters = word < bound;
             if (a.bits)
@@ -456,11 +488,12 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
                                  fine, tid, kBlockThreads);
             __syncthreads();
             const uint32_t found = claimed_count;
-            for (uint32_t first = warp * 32; first < found; first += kBlockThreads) {
-                const uint32_t n = min(32u, found - first);
+            for (uint32_t first = warp * kTeams; first < found; first += kWarps * kTeams) {
+                const uint32_t n = min(kTeams, found - first);
                 const uint32_t slot = slot_of_word(members[first + min(static_cast<uint32_t>(lane), n - 1)]);
                 const float key =
                     FineKeys<Kernel>::get(arguments.storage, arguments.rows, fine, head, slot, static_cast<int>(n));
+                __syncwarp(); /* lanes behind the last one have read its place too */
                 if (lane < static_cast<int>(n))
                     members[first + lane] = word_of(key, slot);
             }

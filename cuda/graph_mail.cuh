@@ -91,6 +91,8 @@ struct MailLauncher {
             go<Kernel, 4>();
         else if (job.ef <= 256)
             go<Kernel, 8>();
+        else
+            go<Kernel, 16>();
     }
 
     template <class Kernel, int kRegisters>

@@ -8,13 +8,15 @@ namespace vecgpu::cuda {
 template <Storage kStorage>
 void launch_graph_warp(const Machine &machine, const Job &job, uint32_t *ticket, cudaStream_t stream)
 {
-    with_kernel<kStorage, false, 4>(job.rows.metric, job.rows.dimensions, WarpLauncher{machine, job, ticket, stream});
+    with_kernel<kStorage, Precision::Rough, 4>(job.rows.metric, job.rows.dimensions,
+                                               WarpLauncher{machine, job, ticket, stream});
 }
 
 template <Storage kStorage>
 void launch_refine(const Machine &machine, const Job &job, const Job &walk, cudaStream_t stream)
 {
-    with_kernel<kStorage, true, 4>(job.rows.metric, job.rows.dimensions, RefineLauncher{machine, job, walk, stream});
+    with_kernel<kStorage, Precision::Fine, 4>(job.rows.metric, job.rows.dimensions,
+                                              RefineLauncher{machine, job, walk, stream});
 }
 
 template void launch_graph_warp<Storage::VECGPU_STORAGE>(const Machine &, const Job &, uint32_t *, cudaStream_t);

@@ -45,12 +45,14 @@ __device__ __forceinline__ uint32_t round_width(const GraphArguments &a, uint32_
 constexpr uint32_t kCells = 128;         /* links that a warp looks at together, four a lane */
 constexpr uint32_t kQueue = kCells + 32; /* ids that wait: fewer than 32 before four more a lane */
 
+constexpr uint32_t kPending = 64; /* words that wait: fewer than 32 before 32 more */
+
 /* Words of shared memory that a warp needs, a multiple of 4. */
 template <class Kernel>
 __host__ __device__ constexpr uint32_t graph_warp_words(uint32_t pieces, uint32_t k, bool bits)
 {
     uint32_t words =
-        VisitedSet<kGraphBucketBits>::kWords + Kernel::kVectors * pieces * 4 + 2 * 32 + kQueue + kMaxParents;
+        VisitedSet<kGraphBucketBits>::kWords + Kernel::kVectors * pieces * 4 + 2 * kPending + kQueue + kMaxParents;
     return words + (bits ? (2 * k + 3) / 4 * 4 : 0);
 }
 
@@ -64,8 +66,8 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
     const uint32_t before = (1u << lane) - 1;
     uint32_t *table = dynamic + (threadIdx.x / 32) * graph_warp_words<Kernel>(a.rows.pieces, a.k, a.bits != nullptr);
     uint4 *query = reinterpret_cast<uint4 *>(table + Visited::kWords);
-    Word *pending = reinterpret_cast<Word *>(query + Kernel::kVectors * a.rows.pieces); /* 32 */
-    uint32_t *queue = reinterpret_cast<uint32_t *>(pending + 32);
+    Word *pending = reinterpret_cast<Word *>(query + Kernel::kVectors * a.rows.pieces);
+    uint32_t *queue = reinterpret_cast<uint32_t *>(pending + kPending);
     uint32_t *parents = queue + kQueue;
     Word *valid = reinterpret_cast<Word *>(parents + kMaxParents); /* only with bits */
     const bool narrow = Visited::narrow(a.nodes), quads = a.degree % 4 == 0;
@@ -97,18 +99,17 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
         Word worst = kNoWord;
         uint32_t queued = 0, waiting = 0; /* ids in `queue`, words in `pending` */
 
-        /* Words that wait go into the list. */
+        /* The last 32 words that wait go into the list. */
         auto settle = [&] {
-            if (waiting == 0)
-                return;
+            const uint32_t n = min(waiting, 32u);
+            waiting -= n;
             __syncwarp();
-            if (waiting <= 3)
-                for (uint32_t i = 0; i < waiting; i++)
-                    list.insert(pending[i]);
+            if (n <= 3)
+                for (uint32_t i = 0; i < n; i++)
+                    list.insert(pending[waiting + i]);
             else
-                list.merge(static_cast<uint32_t>(lane) < waiting ? pending[lane] : kNoWord);
+                list.merge(static_cast<uint32_t>(lane) < n ? pending[waiting + lane] : kNoWord);
             __syncwarp();
-            waiting = 0;
             worst = list.element(a.ef - 1);
             if (a.ef < WarpList<kRegisters>::kCapacity)
                 list.truncate(a.ef);
@@ -120,8 +121,6 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
             const uint32_t all = __ballot_sync(kFullWarp, enters);
             if (!all)
                 return;
-            if (waiting + __popc(all) > 32)
-                settle();
             const uint32_t m = __ballot_sync(kFullWarp, enters && !untracked);
             if (enters && !untracked)
                 pending[waiting + __popc(m & before)] = word;
@@ -131,6 +130,7 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
                 const Word x = __shfl_sync(kFullWarp, word, __ffs(u) - 1);
                 __syncwarp();
                 bool there = static_cast<uint32_t>(lane) < waiting && pending[lane] == x;
+                there |= lane + 32u < waiting && pending[lane + 32] == x;
 #pragma unroll
                 for (int r = 0; r < kRegisters; r++)
                     there |= (list.v[r] | 1) == (x | 1);
@@ -161,18 +161,16 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
             __syncwarp();
         };
 
-        /* Ids that are met for the first time go to the queue; their rows (512 bytes of them) are on the way to L2. */
+        /* Ids that are met for the first time go to the queue; their rows are on the way to L2. */
         auto visit = [&](const uint32_t(&id)[4]) {
             Put put[4];
-            Visited::put_four(table, id, a.nodes, narrow, put);
+            Visited::put_ids(table, id, a.nodes, narrow, put);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const uint32_t m = __ballot_sync(kFullWarp, put[i] != Put::Seen);
                 if (put[i] != Put::Seen) {
                     queue[queued + __popc(m & before)] = id[i] | (put[i] == Put::Full ? 0x80000000u : 0);
-                    const uint4 *row = a.rows.data + static_cast<size_t>(id[i]) * a.rows.pitch;
-                    for (uint32_t p = 0; p < a.rows.pieces && p < 32; p += 8)
-                        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + p));
+                    Kernel::prefetch(a.rows, id[i]);
                 }
                 queued += __popc(m);
             }
@@ -203,7 +201,12 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
 
         uint32_t id[4] = {__ldg(a.entries + static_cast<size_t>(q) * kEntries + lane), kNone, kNone, kNone};
         for (;;) {
-            if (queued < 32 && first < cells) {
+            const bool reads = queued < 32 && first < cells;
+            if (waiting >= 32 || (waiting > 0 && queued == 0 && !reads)) {
+                settle();
+                continue;
+            }
+            if (reads) {
                 visit(id);
                 first += kCells;
                 if (first < cells)
@@ -214,7 +217,6 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
                 compute(static_cast<int>(min(queued, 32u)));
                 continue;
             }
-            settle();
             uint32_t chosen = 0;
             const uint32_t width = round_width(a, round++);
 #pragma unroll

@@ -11,9 +11,21 @@
  */
 #pragma once
 
-#include "visited.cuh"
+#include <cstdint>
 
 namespace vecgpu::cuda {
+
+enum class Put : int { New = 0, Seen = 1, Full = 2 };
+
+__device__ __forceinline__ uint4 load_shared(const uint32_t *p)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(p)))
+                 : "memory");
+    return v;
+}
 
 /* kBucketBits: log2 of the number of buckets. `table` has kWords words, zero at first. */
 template <int kBucketBits>
@@ -24,13 +36,29 @@ struct SharedBuckets {
 
     static __device__ __forceinline__ Put put(uint32_t *table, uint32_t id)
     {
-        constexpr uint32_t kFactor = 0x9E3779B1u << (32 - kIdBits), kOccupied = 1u << (31 - kIdBits);
-        const uint32_t scrambled = (id ^ (id >> (kIdBits / 2))) * kFactor + kOccupied;
-        const uint32_t pair = __byte_perm(scrambled >> (16 - kBucketBits), 0, 0x1010);
-        uint32_t *bucket = table + (scrambled >> (32 - kBucketBits)) * 4;
+        const uint32_t scrambled = scramble(id);
+        return put(table, scrambled, load_shared(bucket_of(table, scrambled)));
+    }
 
-        const uint4 b = load_shared(bucket);
-        if (equal_half(b.x, pair) | equal_half(b.y, pair) | equal_half(b.z, pair) | equal_half(b.w, pair))
+    /* In two parts, so that several buckets can be read together. */
+    static __device__ __forceinline__ uint32_t scramble(uint32_t id)
+    {
+        constexpr uint32_t kFactor = 0x9E3779B1u << (32 - kIdBits), kOccupied = 1u << (31 - kIdBits);
+        return (id ^ (id >> (kIdBits / 2))) * kFactor + kOccupied;
+    }
+
+    static __device__ __forceinline__ uint32_t *bucket_of(uint32_t *table, uint32_t scrambled)
+    {
+        return table + (scrambled >> (32 - kBucketBits)) * 4;
+    }
+
+    /* `b`: what the bucket held a moment ago. What others have put since makes the compare-and-swap fail. */
+    static __device__ __forceinline__ Put put(uint32_t *table, uint32_t scrambled, const uint4 &b)
+    {
+        const uint32_t pair = __byte_perm(scrambled >> (16 - kBucketBits), 0, 0x1010);
+        uint32_t *bucket = bucket_of(table, scrambled);
+        const uint32_t nearest = __vminu2(__vminu2(b.x ^ pair, b.y ^ pair), __vminu2(b.z ^ pair, b.w ^ pair));
+        if (zero_half(nearest))
             return Put::Seen;
         if (upper_occupied(b.w))
             return Put::Full;
@@ -53,7 +81,7 @@ struct SharedBuckets {
             const uint32_t got = atomicCAS(bucket + word, now, now ? now | (pair & 0xffff0000u) : pair & 0xffffu);
             if (got == now)
                 return Put::New;
-            if (equal_half(got, pair))
+            if (zero_half(got ^ pair))
                 return Put::Seen;
             now = got;
             if (upper_occupied(got)) {
@@ -67,12 +95,8 @@ struct SharedBuckets {
 private:
     static __device__ __forceinline__ bool upper_occupied(uint32_t word) { return word >= 0x10000u; }
 
-    /* Not zero if a 16-bit half of `word` equals the halves of `pair`, which are equal and not zero. */
-    static __device__ __forceinline__ uint32_t equal_half(uint32_t word, uint32_t pair)
-    {
-        const uint32_t x = word ^ pair;
-        return (x - 0x10001u) & ~x & 0x80008000u;
-    }
+    /* Whether a 16-bit half of x is zero. */
+    static __device__ __forceinline__ bool zero_half(uint32_t x) { return (x - 0x10001u) & ~x & 0x80008000u; }
 };
 
 template <int kFrontBits, int kBackBits>

@@ -32,9 +32,9 @@ constexpr uint32_t kMaxGraphEf = 512;
  * rounds, up to kParents. While the list still moves towards the query, wide rounds expand what falls out of it again;
  * later all of it is expanded anyway, and few rounds are what counts.
  */
-constexpr uint32_t kFirstParents = 4;
-constexpr uint32_t kParents = 16;
-constexpr uint32_t kRampShift = 1;
+constexpr uint32_t kFirstParents = 2;
+constexpr uint32_t kParents = 32;
+constexpr uint32_t kRampShift = 0;
 
 /* Copies of the pivots for scanning them, see entry.h. Pivots p with the same p / (kPivots / kEntries) are a class. */
 struct PivotView {

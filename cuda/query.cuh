@@ -21,9 +21,9 @@ __device__ __forceinline__ float inverse_norm(double norm2)
     return norm2 > 0 ? static_cast<float>(1 / sqrt(norm2)) : 0.f;
 }
 
-/* By one warp, all lanes get it; component d is at(d). */
+/* By one warp, all lanes get it; component d is at(d). `inverse`: 1 / norm is wanted. */
 template <class At>
-__device__ __forceinline__ QueryHead query_head(At at, uint32_t dimensions)
+__device__ __forceinline__ QueryHead query_head(At at, uint32_t dimensions, bool inverse = true)
 {
     double norm2 = 0;
     float largest = 0;
@@ -36,7 +36,7 @@ __device__ __forceinline__ QueryHead query_head(At at, uint32_t dimensions)
     for (int offset = 16; offset; offset >>= 1)
         largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, offset));
     /* 16-bit components stay within +-32512, so that the upper byte never rounds up to 128. */
-    return {largest > 0 ? largest / 32512.f : 1.f, static_cast<float>(norm2), inverse_norm(norm2), 0};
+    return {largest > 0 ? largest / 32512.f : 1.f, static_cast<float>(norm2), inverse ? inverse_norm(norm2) : 0.f, 0};
 }
 
 /* A component of the coarse kernel for int8 as two signed bytes: high * 256 + low units of `step`. */
@@ -73,21 +73,11 @@ __device__ __forceinline__ void query_components(Storage storage, const float *q
                                                  uint32_t threads)
 {
     auto at = [&](uint32_t d) { return d < dimensions ? query[d] : 0.f; };
-    if (storage == Storage::Int8)
-        for (uint32_t p = thread; p < pieces; p += threads) {
-            uint32_t high[4], low[4];
-            for (int w = 0; w < 4; w++) {
-                high[w] = low[w] = 0;
-                for (int b = 0; b < 4; b++) {
-                    signed char h, l;
-                    split_component(at(p * 16 + w * 4 + b), step, h, l);
-                    high[w] |= static_cast<uint32_t>(h & 255) << (8 * b);
-                    low[w] |= static_cast<uint32_t>(l & 255) << (8 * b);
-                }
-            }
-            out[p] = make_uint4(high[0], high[1], high[2], high[3]);
-            out[pieces + p] = make_uint4(low[0], low[1], low[2], low[3]);
-        }
+    if (storage == Storage::Int8) {
+        signed char *const bytes = reinterpret_cast<signed char *>(out);
+        for (uint32_t d = thread; d < pieces * 16; d += threads)
+            split_component(at(d), step, bytes[d], bytes[pieces * 16 + d]);
+    }
     out += fine_offset(storage, pieces);
     const uint32_t vectors = fine_vectors(storage);
     for (uint32_t i = thread; i < pieces * vectors; i += threads) {

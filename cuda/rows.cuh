@@ -7,9 +7,9 @@
  * are in flight, 2 KB a warp, which with the warps of an SM is what the memory needs. Sums are float32: pieces in order
  * within a lane, then a butterfly over the lanes.
  *
- * int8 rows have two kernels. The fine one computes with float32 components, like those of the other storages. The
- * coarse one, for choosing in a graph, multiplies with dp4a by the query in 16 bits (two signed bytes); what it found
- * is computed again by the fine one.
+ * int8 rows have three kernels, by precision. Fine: float32 components, like those of the other storages. Coarse, for
+ * scans: dp4a by the query in 16 bits (two signed bytes). Rough, for walks: dp4a by its upper bytes. What the latter two
+ * found is computed again by the fine one.
  */
 #pragma once
 
@@ -21,6 +21,7 @@
 #include <cuda_fp16.h>
 
 #include <cfloat>
+#include <type_traits>
 
 namespace vecgpu::cuda {
 
@@ -45,6 +46,9 @@ struct QueryHead {
     float unused;
 };
 static_assert(sizeof(QueryHead) == sizeof(uint4));
+
+/* Of the query, where rows are int8. */
+enum class Precision { Fine, Coarse, Rough };
 
 template <Storage kStorage>
 struct RowType;
@@ -118,43 +122,60 @@ __device__ __forceinline__ uint4 load_piece(const uint4 *p)
     return v;
 }
 
+/* base + row * stride, in one instruction; left to itself the compiler takes five. */
+__device__ __forceinline__ const uint4 *row_address(const void *base, uint32_t row, uint32_t stride)
+{
+    const uint4 *p;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(p) : "r"(row), "r"(stride), "l"(base));
+    return p;
+}
+
+/* Rows that a warp reads at once. */
+constexpr uint32_t kTeams = 4;
+
 /*
- * kFine: see above. kFlight: loads of 16 bytes that a lane of a short row's team has in flight, 4 or 8: it does not
- * change a key.
+ * kPrecision: see above, for int8 only. kFlight: loads of 16 bytes that a lane of a short row's team has in flight, 4 or
+ * 8: it does not change a key.
  */
-template <Storage kStorage, bool kDot, bool kShort, bool kFineRows, int kFlight>
+template <Storage kStorage, bool kDot, bool kShort, Precision kPrecision, int kFlight>
 struct RowKernel {
     using Type = RowType<kStorage>;
     static constexpr Storage storage = kStorage;
     /* Rows that one step of keys() looks at: multiples of it waste nothing. */
-    static constexpr int kStride = kShort ? 4 * (kFlight / Type::kLoads) : 4;
-    static constexpr bool kCoarse = kStorage == Storage::Int8 && !kFineRows;
-    static constexpr uint32_t kVectors = kCoarse ? kCoarseVectors : Type::kVectors;
+    static constexpr int kStride = kShort ? kTeams * (kFlight / Type::kLoads) : kTeams;
+    static constexpr bool kCoarse = kStorage == Storage::Int8 && kPrecision != Precision::Fine;
+    static constexpr bool kRough = kCoarse && kPrecision == Precision::Rough;
+    static constexpr uint32_t kVectors = kRough ? 1 : kCoarse ? kCoarseVectors : Type::kVectors;
     static constexpr bool kBrief = kShort;
+    /* Sums of products of integers are exact, and one conversion a row is enough, as long as they fit. */
+    using Sum = std::conditional_t<kRough || (kCoarse && kShort), int, float>;
     static constexpr bool kRowScale =
         kStorage == Storage::Int8 && !kCoarse && !kDot; /* the sum needs the row's scale */
 
     /* Where the components for this kernel begin in a prepared query. */
     static __host__ __device__ constexpr uint32_t query_offset(uint32_t pieces)
     {
-        return kStorage == Storage::Int8 && kFineRows ? 1 + kCoarseVectors * pieces : 1;
+        return kStorage == Storage::Int8 && !kCoarse ? 1 + kCoarseVectors * pieces : 1;
     }
 
     /* The sum so far plus what one piece of a row adds; `q` points at the query piece that belongs to it. */
-    static __device__ __forceinline__ float add(float sum, const uint4 &v, const uint4 *q, uint32_t pieces, float scale)
+    static __device__ __forceinline__ Sum add(Sum sum, const uint4 &v, const uint4 *q, uint32_t pieces, float scale)
     {
         if constexpr (kCoarse) {
-            const uint4 high = q[0], low = q[pieces];
+            const uint4 high = q[0];
             int h = 0, l = 0;
             h = __dp4a(static_cast<int>(v.x), static_cast<int>(high.x), h);
             h = __dp4a(static_cast<int>(v.y), static_cast<int>(high.y), h);
             h = __dp4a(static_cast<int>(v.z), static_cast<int>(high.z), h);
             h = __dp4a(static_cast<int>(v.w), static_cast<int>(high.w), h);
+            if constexpr (kRough)
+                return sum + h;
+            const uint4 low = q[pieces];
             l = __dp4a(static_cast<int>(v.x), static_cast<int>(low.x), l);
             l = __dp4a(static_cast<int>(v.y), static_cast<int>(low.y), l);
             l = __dp4a(static_cast<int>(v.z), static_cast<int>(low.z), l);
             l = __dp4a(static_cast<int>(v.w), static_cast<int>(low.w), l);
-            return sum + static_cast<float>(h * 256 + l);
+            return sum + static_cast<Sum>(h * 256 + l);
         } else {
             float x[Type::kPerPiece];
             Type::values(v, x);
@@ -177,11 +198,11 @@ struct RowKernel {
         }
     }
 
-    static __device__ __forceinline__ float finish(float sum, float2 side, const QueryHead &head, Metric metric)
+    static __device__ __forceinline__ float finish(Sum total, float2 side, const QueryHead &head, Metric metric)
     {
-        float key;
+        float sum = static_cast<float>(total), key;
         if constexpr (kCoarse)
-            sum *= side.x * head.step;
+            sum *= side.x * (kRough ? 256 * head.step : head.step);
         else if constexpr (kStorage == Storage::Int8 && kDot)
             sum *= side.x;
         if constexpr (!kDot)
@@ -198,10 +219,22 @@ struct RowKernel {
         return Type::kSide || (kDot && rows.side) ? __ldg(rows.side + id) : make_float2(1, 0);
     }
 
+    /* The first 512 bytes of a row on their way to L2. */
+    static __device__ __forceinline__ void prefetch(const Rows &rows, uint32_t id)
+    {
+        const uint4 *row = row_address(rows.data, id, rows.pitch * sizeof(uint4));
+#pragma unroll
+        for (uint32_t p = 0; p < (kShort ? 8 * Type::kLoads : 32); p += 8)
+            if (p == 0 || p < rows.pieces)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(row + p));
+    }
+
     /*
-     * Keys of n <= 32 rows: lane i < n has the number of a row and gets its key. `query` points at the prepared query's
-     * components in shared (or global) memory. All lanes call.
+     * Keys of 1 <= n <= 32 rows: lane i < n has the number of a row and gets its key; the others have the number of any
+     * row. `query` points at the prepared query's components in shared (or global) memory. All lanes call. kFew: n is
+     * mostly smaller than kStride.
      */
+    template <bool kFew = false>
     static __device__ __forceinline__ float keys(const Rows &rows, const uint4 *query, const QueryHead &head,
                                                  uint32_t id, int n)
     {
@@ -209,53 +242,64 @@ struct RowKernel {
         float2 side = make_float2(1, 0);
         if (lane < n)
             side = side_of(rows, id);
-        float mine = 0;
+        Sum mine = 0;
         if constexpr (kShort) {
             constexpr int kSteps = kFlight / Type::kLoads;
-            const int team = lane >> 3, part = lane & 7;
+            const int team = lane >> 3, part = lane & 7, from = holder(lane % kStride);
+            /* Lanes past the end of a row read its last piece again, which no sum takes. */
+            const uint32_t stride = rows.pitch * sizeof(uint4);
+            uint32_t piece[Type::kLoads];
+#pragma unroll
+            for (int c = 0; c < Type::kLoads; c++)
+                piece[c] = min(part + 8u * c, rows.pieces - 1);
+            const uint4 *const data = rows.data + piece[0];
 #pragma unroll 1
             for (int first = 0; first < n; first += kStride) {
                 uint4 v[kSteps][Type::kLoads];
 #pragma unroll
                 for (int s = 0; s < kSteps; s++) {
-                    int row = first + s * 4 + team;
-                    uint32_t slot = __shfl_sync(kFullWarp, id, row & 31);
-                    const uint4 *p = rows.data + static_cast<size_t>(slot) * rows.pitch + part;
+                    if (kFew && s > 0 && first + s * static_cast<int>(kTeams) >= n)
+                        break;
+                    const uint32_t slot = __shfl_sync(kFullWarp, id, first + s * kTeams + team);
+                    const uint4 *p = row_address(data, slot, stride);
 #pragma unroll
                     for (int c = 0; c < Type::kLoads; c++)
-                        v[s][c] =
-                            row < n && part + 8 * c < rows.pieces ? load_piece(p + 8 * c) : make_uint4(0, 0, 0, 0);
+                        v[s][c] = load_piece(p + (piece[c] - piece[0]));
                 }
-                float sum[kSteps], scale[kSteps];
+                Sum sum[kSteps];
+                float scale[kSteps];
 #pragma unroll
                 for (int s = 0; s < kSteps; s++) {
                     sum[s] = 0;
-                    scale[s] = kRowScale ? __shfl_sync(kFullWarp, side.x, (first + s * 4 + team) & 31) : 1.f;
+                    scale[s] = kRowScale ? __shfl_sync(kFullWarp, side.x, (first + s * kTeams + team) & 31) : 1.f;
                 }
 #pragma unroll
-                for (int c = 0; c < Type::kLoads; c++)
-                    if (part + 8 * c < rows.pieces) {
+                for (int c = 0; c < Type::kLoads; c++) {
+                    const bool within = part + 8 * c < rows.pieces; /* a branch would hold up loads */
 #pragma unroll
-                        for (int s = 0; s < kSteps; s++)
-                            sum[s] = add(sum[s], v[s][c], query + part + 8 * c, rows.pieces, scale[s]);
+                    for (int s = 0; s < kSteps; s++) {
+                        if (kFew && s > 0 && first + s * static_cast<int>(kTeams) >= n)
+                            break;
+                        const Sum more = add(sum[s], v[s][c], query + piece[c], rows.pieces, scale[s]);
+                        sum[s] = within ? more : sum[s];
                     }
-                float total = reduce<kSteps, 8>(sum, lane);
-                int j = lane - first;
-                float got = __shfl_sync(kFullWarp, total, holder(j));
-                if (j >= 0 && j < kStride)
+                }
+                const Sum got = __shfl_sync(kFullWarp, reduce<kSteps, 8>(sum, lane), from);
+                if (lane / kStride * kStride == first)
                     mine = got;
             }
         } else {
-            constexpr int kRows = 4;
+            constexpr int kRows = kTeams;
 #pragma unroll 1
             for (int first = 0; first < n; first += kRows) {
                 const uint4 *p[kRows];
-                float sum[kRows], scale[kRows];
+                Sum sum[kRows];
+                float scale[kRows];
 #pragma unroll
                 for (int r = 0; r < kRows; r++) {
                     int row =
                         min(first + r, n - 1); /* rows past the end repeat the last one: no branch around the loads */
-                    p[r] = rows.data + static_cast<size_t>(__shfl_sync(kFullWarp, id, row)) * rows.pitch;
+                    p[r] = row_address(rows.data, __shfl_sync(kFullWarp, id, row), rows.pitch * sizeof(uint4));
                     sum[r] = 0;
                     scale[r] = kRowScale ? __shfl_sync(kFullWarp, side.x, row) : 1.f;
                 }
@@ -270,10 +314,8 @@ struct RowKernel {
                         sum[r] = add(sum[r], v[r], query + piece, rows.pieces, scale[r]);
                 }
                 __syncwarp();
-                float total = reduce<kRows, 32>(sum, lane);
-                int j = lane - first;
-                float got = __shfl_sync(kFullWarp, total, (j * 8) & 31);
-                if (j >= 0 && j < kRows)
+                const Sum got = __shfl_sync(kFullWarp, reduce<kRows, 32>(sum, lane), lane % kRows * 8);
+                if (lane / kRows * kRows == first)
                     mine = got;
             }
         }
@@ -296,7 +338,7 @@ struct RowKernel {
      * additions is the butterfly's.
      */
     template <int kCount, int kWidth>
-    static __device__ __forceinline__ float reduce(float (&v)[kCount], int lane)
+    static __device__ __forceinline__ Sum reduce(Sum (&v)[kCount], int lane)
     {
 #pragma unroll
         for (int offset = kWidth / 2, m = kCount / 2; offset >= 1; offset >>= 1, m >>= 1) {
@@ -305,7 +347,7 @@ struct RowKernel {
 #pragma unroll
                 for (int j = 0; j < kCount / 2; j++)
                     if (j < m) {
-                        float send = upper ? v[j] : v[j + m], keep = upper ? v[j + m] : v[j];
+                        Sum send = upper ? v[j] : v[j + m], keep = upper ? v[j + m] : v[j];
                         v[j] = keep + __shfl_xor_sync(kFullWarp, send, offset);
                     }
             } else {
@@ -332,20 +374,20 @@ constexpr uint32_t row_pieces(Storage storage, uint32_t dimensions)
 constexpr uint32_t kShortDimensions = 128;
 
 /* Calls work.template run<RowKernel<...>>() with the kernel for a mirror's rows. */
-template <Storage kStorage, bool kFine, int kFlight, class Work>
+template <Storage kStorage, Precision kPrecision, int kFlight, class Work>
 void with_kernel(Metric metric, uint32_t dimensions, Work &&work)
 {
     bool brief = dimensions <= kShortDimensions;
     if (metric == Metric::L2) {
         if (brief)
-            work.template run<RowKernel<kStorage, false, true, kFine, kFlight>>();
+            work.template run<RowKernel<kStorage, false, true, kPrecision, kFlight>>();
         else
-            work.template run<RowKernel<kStorage, false, false, kFine, kFlight>>();
+            work.template run<RowKernel<kStorage, false, false, kPrecision, kFlight>>();
     } else {
         if (brief)
-            work.template run<RowKernel<kStorage, true, true, kFine, kFlight>>();
+            work.template run<RowKernel<kStorage, true, true, kPrecision, kFlight>>();
         else
-            work.template run<RowKernel<kStorage, true, false, kFine, kFlight>>();
+            work.template run<RowKernel<kStorage, true, false, kPrecision, kFlight>>();
     }
 }
 

@@ -379,7 +379,7 @@ private:
         /* Two blocks an SM; then smaller ones, six an SM; then warps, with the highest throughput. */
         if (count_ <= sms * 2)
             return {1, 256};
-        return count_ <= sms * 8 ? BlockShape{1, 128} : BlockShape{0, 0};
+        return count_ <= sms * 16 ? BlockShape{1, 128} : BlockShape{0, 0};
     }
 
     /*

@@ -204,15 +204,6 @@ struct LinearProbing {
     }
 };
 
-template <int kBucketBits>
-struct SearchSet {
-    static constexpr uint32_t kWords = VisitedSet<kBucketBits>::kWords;
-    static __device__ __forceinline__ Put put(uint32_t *table, uint32_t id)
-    {
-        return VisitedSet<kBucketBits>::put(table, id, true);
-    }
-};
-
 struct NoSet {
     static constexpr uint32_t kWords = 4;
     static __device__ __forceinline__ Put put(uint32_t *, uint32_t id) { return Put(id & 1); }
@@ -283,7 +274,6 @@ static void bench_shared_slots(int processors)
 {
     bench_shared_set<NoSet>("(the ids alone)", processors, 1u << kLog);
     bench_shared_set<LinearProbing<kLog>>("linear probing, 32 bits", processors, 1u << kLog);
-    bench_shared_set<SearchSet<kLog - 3>>("visited.cuh, 8 x 16", processors, 1u << kLog);
     bench_shared_set<SharedBuckets<kLog - 3>>("SharedBuckets, 8 x 16", processors, 1u << kLog);
     bench_shared_set<SharedIceberg<kLog - 3, kLog - 6>>("SharedIceberg", processors, 1u << kLog);
 }
