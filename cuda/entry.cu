@@ -2,14 +2,44 @@
 
 #include "components.cuh"
 #include "entry.cuh"
+#include "query.cuh"
 
 namespace vecgpu::cuda {
 
 namespace {
 
-/* One warp a pivot. */
+/* Component d of the row of a pivot, normalised for cosine. */
+__device__ __forceinline__ float pivot_component(Storage storage, const Rows &rows, uint32_t slot, uint32_t d)
+{
+    return component(storage, rows, slot, d) * (rows.metric == Metric::Cosine ? rows.side[slot].y : 1.f);
+}
+
+/* The mean of all pivots, a thread a dimension. */
 __global__ void __launch_bounds__(128)
-    pivot_kernel(Storage storage, const Rows rows, const uint32_t *slots, uint32_t groups, float *columns, float *bias)
+    pivot_mean_kernel(Storage storage, const Rows rows, const uint32_t *slots, float *mean)
+{
+    const uint32_t d = blockIdx.x * 128 + threadIdx.x;
+    if (d >= rows.dimensions)
+        return;
+    double sum = 0;
+    uint32_t count = 0;
+    for (uint32_t p = 0; p < kPivots; p++) {
+        const uint32_t slot = slots[p];
+        if (slot != kNone) {
+            sum += pivot_component(storage, rows, slot, d);
+            count++;
+        }
+    }
+    mean[d] = count > 0 ? static_cast<float>(sum / count) : 0.f;
+}
+
+/*
+ * One warp a pivot: what its row has beyond the mean, in steps of a 127th of its largest component. The product of a
+ * query and the mean is the same for all pivots, so keys do without it; and where all rows lie together far from the
+ * origin, steps stay as fine as their differences ask for.
+ */
+__global__ void __launch_bounds__(128) pivot_kernel(Storage storage, const Rows rows, const uint32_t *slots,
+                                                    const float *mean, uint32_t pieces, uint32_t *columns, float2 *side)
 {
     const int lane = threadIdx.x & 31;
     const uint32_t p = blockIdx.x * 4 + threadIdx.x / 32;
@@ -17,79 +47,92 @@ __global__ void __launch_bounds__(128)
         return;
     const uint32_t slot = slots[p];
     const bool real = slot != kNone;
-    float norm2 = 0;
-    const float factor = real && rows.metric == Metric::Cosine ? rows.side[slot].y : 1.f;
-    for (uint32_t d = lane; d < groups * 4; d += 32) {
-        const float x = real && d < rows.dimensions ? component(storage, rows, slot, d) * factor : 0.f;
-        columns[(static_cast<size_t>(d / 4) * kPivots + p) * 4 + d % 4] = x;
-        norm2 += x * x;
-    }
+    auto beyond = [&](uint32_t d) {
+        return real && d < rows.dimensions ? pivot_component(storage, rows, slot, d) - mean[d] : 0.f;
+    };
+    float largest = 0;
+    for (uint32_t d = lane; d < rows.dimensions; d += 32)
+        largest = fmaxf(largest, fabsf(beyond(d)));
     for (int offset = 16; offset; offset >>= 1)
-        norm2 += __shfl_xor_sync(kFullWarp, norm2, offset);
+        largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, offset));
+    const float scale = largest / 127;
+    double norm2 = 0; /* of the row as it is now */
+    for (uint32_t w = lane; w < pieces * 4; w += 32) {
+        uint32_t bytes = 0;
+        for (uint32_t b = 0; b < 4; b++) {
+            const uint32_t d = w * 4 + b;
+            const int v = scale > 0 ? max(-127, min(127, __float2int_rn(beyond(d) / scale))) : 0;
+            const double x = d < rows.dimensions ? mean[d] + static_cast<double>(scale) * v : 0;
+            bytes |= static_cast<uint32_t>(v & 255) << (8 * b);
+            norm2 += x * x;
+        }
+        columns[(static_cast<size_t>(w / 4) * kPivots + p) * 4 + w % 4] = bytes;
+    }
+    norm2 = warp_sum(norm2);
+    const bool l2 = rows.metric == Metric::L2;
     if (lane == 0)
-        bias[p] = !real ? __uint_as_float(0x7fffffff) : rows.metric == Metric::L2 ? norm2 : 0.f;
+        side[p] = make_float2(l2 ? -2 * scale : -scale, !real ? __uint_as_float(0x7fffffff)
+                                                        : l2  ? static_cast<float>(norm2)
+                                                              : 0.f);
 }
 
 /* A block takes kQueries queries and one of gridDim.y parts of the pivots; a thread kEach pivots at a time. */
 template <int kQueries, int kThreads, int kEach>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads)
     entry_kernel(const PivotView pivots, uint32_t dimensions, const float *queries, uint32_t count, uint32_t *entries,
                  uint32_t *ticket)
 {
-    constexpr uint32_t kTile = 32; /* groups of dimensions */
-    __shared__ float4 tile[kTile][kQueries];
+    constexpr uint32_t kTile = 16; /* pieces */
+    __shared__ uint4 tile[kTile][kQueries];
+    __shared__ float steps[kQueries];
     const uint32_t first = blockIdx.x * kQueries, part = kPivots / gridDim.y;
-    const uint32_t chain = chain_groups(pivots.groups);
+    auto component_of = [&](uint32_t q, uint32_t d) {
+        return first + q < count && d < dimensions ? queries[static_cast<size_t>(first + q) * dimensions + d] : 0.f;
+    };
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         *ticket = 0;
+    for (uint32_t q = threadIdx.x / 32; q < kQueries; q += kThreads / 32) {
+        float largest = 0;
+        for (uint32_t d = threadIdx.x & 31; d < dimensions; d += 32)
+            largest = fmaxf(largest, fabsf(component_of(q, d)));
+        for (int offset = 16; offset; offset >>= 1)
+            largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, offset));
+        if ((threadIdx.x & 31) == 0)
+            steps[q] = query_step(largest);
+    }
     for (uint32_t done = 0; done < part; done += kThreads * kEach) {
         const uint32_t p0 = blockIdx.y * part + done + threadIdx.x;
-        float sum[kEach][kQueries], dot[kEach][kQueries];
+        int dot[kEach][kQueries];
 #pragma unroll
         for (int e = 0; e < kEach; e++)
 #pragma unroll
             for (int q = 0; q < kQueries; q++)
-                sum[e][q] = dot[e][q] = 0;
-        uint32_t chain_end = chain;
-        for (uint32_t g0 = 0; g0 < pivots.groups; g0 += kTile) {
-            const uint32_t end = min(g0 + kTile, pivots.groups);
-            if (done == 0 || pivots.groups > kTile) {
+                dot[e][q] = 0;
+        for (uint32_t from = 0; from < pivots.pieces; from += kTile) {
+            const uint32_t end = min(kTile, pivots.pieces - from);
+            if (done == 0 || pivots.pieces > kTile) {
                 __syncthreads();
-                float *flat = &tile[0][0].x;
-                for (uint32_t i = threadIdx.x; i < kTile * 4 * kQueries; i += kThreads) {
-                    const uint32_t q = i / (kTile * 4), d = i % (kTile * 4);
-                    flat[(d / 4 * kQueries + q) * 4 + d % 4] =
-                        first + q < count && g0 * 4 + d < dimensions
-                            ? queries[static_cast<size_t>(first + q) * dimensions + g0 * 4 + d]
-                            : 0.f;
+                signed char *bytes = reinterpret_cast<signed char *>(tile);
+                for (uint32_t i = threadIdx.x; i < end * 16 * kQueries; i += kThreads) {
+                    const uint32_t q = i / (end * 16), d = i % (end * 16);
+                    signed char high, low;
+                    split_component(component_of(q, from * 16 + d), steps[q], high, low);
+                    bytes[(d / 16 * kQueries + q) * 16 + d % 16] = high;
                 }
                 __syncthreads();
             }
-            for (uint32_t g = g0; g < end;) {
-                const uint32_t stop = min(end, chain_end);
-#pragma unroll 4
-                for (; g < stop; g++) {
-                    float4 x[kEach];
+#pragma unroll 2
+            for (uint32_t piece = 0; piece < end; piece++) {
+                uint4 x[kEach];
+#pragma unroll
+                for (int e = 0; e < kEach; e++)
+                    x[e] = __ldg(pivots.columns + static_cast<size_t>(from + piece) * kPivots + p0 + e * kThreads);
+#pragma unroll
+                for (int q = 0; q < kQueries; q++) {
+                    const uint4 y = tile[piece][q];
 #pragma unroll
                     for (int e = 0; e < kEach; e++)
-                        x[e] = __ldg(pivots.columns + static_cast<size_t>(g) * kPivots + p0 + e * kThreads);
-#pragma unroll
-                    for (int q = 0; q < kQueries; q++) {
-                        const float4 y = tile[g - g0][q];
-#pragma unroll
-                        for (int e = 0; e < kEach; e++)
-                            sum[e][q] = chain_add(sum[e][q], x[e], y);
-                    }
-                }
-                if (g == chain_end || g == pivots.groups) {
-                    chain_end += chain;
-#pragma unroll
-                    for (int e = 0; e < kEach; e++)
-#pragma unroll
-                        for (int q = 0; q < kQueries; q++) {
-                            dot[e][q] += sum[e][q];
-                            sum[e][q] = 0;
-                        }
+                        dot[e][q] = pivot_add(dot[e][q], x[e], y);
                 }
             }
         }
@@ -98,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, 2)
             const uint32_t p = p0 + e * kThreads;
 #pragma unroll
             for (int q = 0; q < kQueries; q++) {
-                const uint32_t slot = class_entry(pivots, p, dot[e][q]);
+                const uint32_t slot = class_entry(pivots, p, dot[e][q], steps[q]);
                 if ((threadIdx.x & 31) == 0 && first + q < count)
                     entries[static_cast<size_t>(first + q) * kEntries + p / kClassPivots] = slot;
             }
@@ -111,10 +154,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 void make_pivots(Pivots *pivots, Storage storage, const Rows &rows, const std::vector<uint32_t> &slots,
                  cudaStream_t stream)
 {
-    pivots->groups = (rows.dimensions + 3) / 4;
-    pivots->factor = rows.metric == Metric::L2 ? -2.f : -1.f;
-    pivots->columns.allocate(static_cast<size_t>(pivots->groups) * kPivots);
-    pivots->bias.allocate(kPivots);
+    pivots->pieces = row_pieces(Storage::Int8, rows.dimensions);
+    pivots->columns.allocate(static_cast<size_t>(pivots->pieces) * kPivots);
+    pivots->side.allocate(kPivots);
     pivots->slots.allocate(kPivots);
     /* Neighbours in `slots` may be neighbours in space: they go to different classes. */
     std::vector<uint32_t> placed(kPivots, kNone);
@@ -123,8 +165,13 @@ void make_pivots(Pivots *pivots, Storage storage, const Rows &rows, const std::v
     check(cudaMemcpyAsync(pivots->slots.data(), placed.data(), kPivots * sizeof(uint32_t), cudaMemcpyHostToDevice,
                           stream),
           "pivots");
-    pivot_kernel<<<kPivots / 4, 128, 0, stream>>>(storage, rows, pivots->slots.data(), pivots->groups,
-                                                  &pivots->columns.data()->x, pivots->bias.data());
+    DeviceBuffer<float> mean;
+    mean.allocate(rows.dimensions);
+    pivot_mean_kernel<<<(rows.dimensions + 127) / 128, 128, 0, stream>>>(storage, rows, pivots->slots.data(),
+                                                                         mean.data());
+    check_launch("pivot_mean");
+    pivot_kernel<<<kPivots / 4, 128, 0, stream>>>(storage, rows, pivots->slots.data(), mean.data(), pivots->pieces,
+                                                  &pivots->columns.data()->x, pivots->side.data());
     check_launch("pivot");
     check(cudaStreamSynchronize(stream), "pivots");
 }
@@ -136,7 +183,7 @@ void launch_entry(const Machine &machine, const PivotView &pivots, uint32_t dime
         entry_kernel<8, 128, 1><<<dim3((count + 7) / 8, kPivots / 128), 128, 0, stream>>>(pivots, dimensions, queries,
                                                                                           count, entries, ticket);
     else
-        entry_kernel<16, 256, 2><<<dim3((count + 15) / 16, kPivots / 512), 256, 0, stream>>>(
+        entry_kernel<16, 128, 4><<<dim3((count + 15) / 16, kPivots / 512), 128, 0, stream>>>(
             pivots, dimensions, queries, count, entries, ticket);
     check_launch("entry");
 }

@@ -15,13 +15,12 @@ namespace vecgpu::cuda {
 
 /* Immutable once made. */
 struct Pivots {
-    uint32_t groups;              /* of 4 dimensions */
-    float factor;                 /* key = bias + factor x dot */
-    DeviceBuffer<float4> columns; /* groups x kPivots; zeros behind the last dimension */
-    DeviceBuffer<float> bias;     /* kPivots; NaN where there is no pivot */
+    uint32_t pieces;              /* of 16 dimensions */
+    DeviceBuffer<uint4> columns;  /* pieces x kPivots: rows without their mean, a byte a component; zeros at the end */
+    DeviceBuffer<float2> side;    /* kPivots: key = y + x times dot product; y is NaN where there is no pivot */
     DeviceBuffer<uint32_t> slots; /* kPivots */
 
-    PivotView view() const { return {columns.data(), bias.data(), slots.data(), factor, groups}; }
+    PivotView view() const { return {columns.data(), side.data(), slots.data(), pieces}; }
 };
 
 /* Copies the rows of at most kPivots `slots` out of the mirror. Blocks. */

@@ -70,10 +70,16 @@ __host__ __device__ constexpr uint32_t box_count(uint32_t blocks)
     return blocks > 1 ? 2 * blocks + 2 : 2;
 }
 
-/* 16-byte pieces of a query in shared memory: with components of the fine kernel, for the scan of the pivots. */
+/*
+ * 16-byte pieces of a query in shared memory: for int8 the bytes of components, for the walk and for the scan of the
+ * pivots, and fine components for hits that are computed again; for other storages the latter, then bytes for the pivots.
+ */
 __host__ __device__ constexpr uint32_t block_query_pieces(Storage storage, uint32_t pieces)
 {
-    return query_pieces(storage, pieces) - 1;
+    const uint32_t own = query_pieces(storage, pieces) - 1;
+    return storage == Storage::Int8      ? own
+           : storage == Storage::Float32 ? own + (pieces + 3) / 4 * kCoarseVectors
+                                         : own + (pieces + 1) / 2 * kCoarseVectors;
 }
 
 __host__ __device__ constexpr uint32_t graph_block_words(Storage storage, uint32_t pieces, uint32_t k, bool bits,
@@ -113,13 +119,13 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     Word *members = sorted + places, *merged = members + kCapacity;                       /* the list; the next one */
     uint32_t *claimed = reinterpret_cast<uint32_t *>(merged + kCapacity);
     Word *valid = reinterpret_cast<Word *>(claimed + places); /* only with bits */
-    __shared__ float chains[kChains * kPivots / 4];
-    __shared__ __align__(16) Word open[kMaxParents];         /* the best of the list that are not expanded */
-    __shared__ uint32_t open_places[kMaxParents];            /* where they are in it */
-    __shared__ uint8_t expands[kCapacity];                   /* 1: this round expands this one of the list */
-    __shared__ uint32_t parents[kMaxParents];                /* kNone behind the last one */
-    __shared__ __align__(16) uint32_t filled[3][kMaxBlocks]; /* words in a box, by sender */
-    __shared__ uint32_t untracked[3];                        /* a word of the box may be a double */
+    __shared__ int dots[kPivots];                             /* with the pivots that this block looks at */
+    __shared__ __align__(16) Word open[kMaxParents];          /* the best of the list that are not expanded */
+    __shared__ uint32_t open_places[kMaxParents];             /* where they are in it */
+    __shared__ uint8_t expands[kCapacity];                    /* 1: this round expands this one of the list */
+    __shared__ uint32_t parents[kMaxParents];                 /* kNone behind the last one */
+    __shared__ __align__(16) uint32_t filled[3][kMaxBlocks];  /* words in a box, by sender */
+    __shared__ uint32_t untracked[3];                         /* a word of the box may be a double */
     __shared__ uint32_t found_entries[kEntries];
     __shared__ uint32_t open_count, claimed_count;
     __shared__ Word valid_worst;
@@ -151,10 +157,18 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         valid_worst = kNoWord;
     }
     cluster_arrive(blocks); /* others may write here from now on */
-    QueryHead head = {};
-    if (Kernel::storage == Storage::Int8 || a.rows.metric == Metric::Cosine)
-        head = query_head([&](uint32_t d) { return raw[d]; }, a.rows.dimensions, a.rows.metric == Metric::Cosine);
-    query_components(Kernel::storage, raw, a.rows.dimensions, pieces, head.step, query, tid, kBlockThreads);
+    const QueryHead head =
+        query_head([&](uint32_t d) { return raw[d]; }, a.rows.dimensions, a.rows.metric == Metric::Cosine);
+    uint4 *const fine = query + fine_offset(Kernel::storage, pieces), *bytes = query;
+    if (Kernel::storage != Storage::Int8)
+        bytes += query_pieces(Kernel::storage, pieces) - 1;
+    coarse_components(raw, a.rows.dimensions, arguments.pivots.pieces, head.step, bytes, tid, kBlockThreads);
+    if (Kernel::kCoarse)
+        fine_components(arguments.storage, raw, a.rows.dimensions, arguments.rows.pieces, fine, tid, kBlockThreads);
+    else
+        fine_components(Kernel::storage, raw, a.rows.dimensions, pieces, fine, tid, kBlockThreads);
+    for (uint32_t i = tid; i < kPivots / blocks; i += kBlockThreads)
+        dots[i] = 0;
     __syncthreads();
 
     /* Words to all blocks, into the box of the coming round. */
@@ -188,35 +202,20 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         if (tid < classes)
             found_entries[tid] = __ldg(a.entries + static_cast<size_t>(q) * kEntries + me * classes + tid);
     } else {
+        /* Threads for parts of a pivot, as far as there are threads. */
         const PivotView &pivots = arguments.pivots;
-        const uint32_t per = kPivots / blocks, chain = chain_groups(pivots.groups);
-        const uint4 *fine = query + fine_offset(Kernel::storage, pieces);
-        constexpr uint32_t kVectors = fine_vectors(Kernel::storage);
-        auto one_chain = [&](uint32_t p, uint32_t c) {
-            float sum = 0;
-            const uint32_t end = min((c + 1) * chain, pivots.groups);
-#pragma unroll 8
-            for (uint32_t g = c * chain; g < end; g++) {
-                const float4 x = __ldg(pivots.columns + static_cast<size_t>(g) * kPivots + p);
-                const uint4 y = fine[g % kVectors * pieces + g / kVectors];
-                sum = chain_add(sum, x,
-                                make_float4(__uint_as_float(y.x), __uint_as_float(y.y), __uint_as_float(y.z),
-                                            __uint_as_float(y.w)));
-            }
-            return sum;
-        };
-        /* Threads for each chain of a pivot, as far as there are threads; per is at most a quarter of the pivots then. */
-        const bool split = per * kChains <= 2 * kBlockThreads;
-        if (split) {
-            for (uint32_t i = tid; i < per * kChains; i += kBlockThreads)
-                chains[i] = one_chain(me * per + i % per, i / per);
-            __syncthreads();
+        const uint32_t per = kPivots / blocks, parts = per < kBlockThreads ? kBlockThreads / per : 1;
+        for (uint32_t i = tid; i < per * parts; i += kBlockThreads) {
+            int dot = 0;
+#pragma unroll 4
+            for (uint32_t piece = i / per; piece < pivots.pieces; piece += parts)
+                dot = pivot_add(dot, __ldg(pivots.columns + static_cast<size_t>(piece) * kPivots + me * per + i % per),
+                                bytes[piece]);
+            atomicAdd(&dots[i % per], dot);
         }
+        __syncthreads();
         for (uint32_t i = tid; i < per; i += kBlockThreads) {
-            float dot = 0;
-            for (uint32_t c = 0; c < kChains; c++)
-                dot += split ? chains[c * per + i] : one_chain(me * per + i, c);
-            const uint32_t slot = class_entry(pivots, me * per + i, dot);
+            const uint32_t slot = class_entry(pivots, me * per + i, dots[i], head.step);
             if (lane == 0)
                 found_entries[i / kClassPivots] = slot;
         }
@@ -481,11 +480,6 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             }
         }
         if (Kernel::kCoarse) {
-            /* The components for the scan of the pivots have done their work. */
-            uint4 *fine = query + fine_offset(Kernel::storage, pieces);
-            if (arguments.storage != Storage::Int8)
-                query_components(arguments.storage, raw, arguments.rows.dimensions, arguments.rows.pieces, head.step,
-                                 fine, tid, kBlockThreads);
             __syncthreads();
             const uint32_t found = claimed_count;
             for (uint32_t first = warp * kTeams; first < found; first += kWarps * kTeams) {

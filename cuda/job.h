@@ -38,11 +38,10 @@ constexpr uint32_t kRampShift = 0;
 
 /* Copies of the pivots for scanning them, see entry.h. Pivots p with the same p / (kPivots / kEntries) are a class. */
 struct PivotView {
-    const float4 *columns; /* of 4 dimensions: groups x kPivots */
-    const float *bias;
+    const uint4 *columns; /* of 16 dimensions: pieces x kPivots */
+    const float2 *side;   /* key = y + x times dot product */
     const uint32_t *slots;
-    float factor; /* key = bias + factor x dot */
-    uint32_t groups;
+    uint32_t pieces;
 };
 
 /* One call of search(). Pointers are device memory, or pinned memory that the device sees. */

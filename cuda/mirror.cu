@@ -102,7 +102,9 @@ uint64_t mirror_bytes(const Device &device, const MirrorShape &shape)
     if (needs_side(shape))
         bytes += nodes * sizeof(float2);
     if (has_links(shape))
-        bytes += nodes * 2 * shape.m * sizeof(uint32_t) + kPivots * (shape.dimensions + 5ull) * sizeof(float);
+        bytes +=
+            nodes * 2 * shape.m * sizeof(uint32_t) +
+            kPivots * (row_pieces(Storage::Int8, shape.dimensions) * sizeof(uint4) + sizeof(float2) + sizeof(uint32_t));
     bytes += 2 * (nodes / 8 + 64); /* live bits of two versions */
     return bytes + flat_image_bytes(device.machine, shape.dimensions, shape.nodes) + walk_image_bytes(shape);
 }

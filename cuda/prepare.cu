@@ -25,7 +25,10 @@ __device__ __forceinline__ void prepare(Storage storage, const float *queries, u
     memcpy(&first, &head, sizeof first);
     if (lane == 0)
         out[0] = first;
-    query_components(storage, query, dimensions, pieces, head.step, out + 1, lane, 32);
+    out++;
+    if (storage == Storage::Int8)
+        coarse_components(query, dimensions, pieces, head.step, out, lane, 32);
+    fine_components(storage, query, dimensions, pieces, out + fine_offset(storage, pieces), lane, 32);
 }
 
 /* One warp a query. */

@@ -21,6 +21,12 @@ __device__ __forceinline__ float inverse_norm(double norm2)
     return norm2 > 0 ? static_cast<float>(1 / sqrt(norm2)) : 0.f;
 }
 
+/* What a unit of 16-bit components means: they stay within +-32512, so that the upper byte never rounds up to 128. */
+__device__ __forceinline__ float query_step(float largest)
+{
+    return largest > 0 ? largest / 32512.f : 1.f;
+}
+
 /* By one warp, all lanes get it; component d is at(d). `inverse`: 1 / norm is wanted. */
 template <class At>
 __device__ __forceinline__ QueryHead query_head(At at, uint32_t dimensions, bool inverse = true)
@@ -35,8 +41,7 @@ __device__ __forceinline__ QueryHead query_head(At at, uint32_t dimensions, bool
     norm2 = warp_sum(norm2);
     for (int offset = 16; offset; offset >>= 1)
         largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, offset));
-    /* 16-bit components stay within +-32512, so that the upper byte never rounds up to 128. */
-    return {largest > 0 ? largest / 32512.f : 1.f, static_cast<float>(norm2), inverse ? inverse_norm(norm2) : 0.f, 0};
+    return {query_step(largest), static_cast<float>(norm2), inverse ? inverse_norm(norm2) : 0.f, 0};
 }
 
 /* A component of the coarse kernel for int8 as two signed bytes: high * 256 + low units of `step`. */
@@ -67,18 +72,20 @@ __host__ __device__ constexpr uint32_t fine_offset(Storage storage, uint32_t pie
     return storage == Storage::Int8 ? kCoarseVectors * pieces : 0;
 }
 
-/* The components to `out`, all of query_pieces() but the head, by `threads` threads of which this one is `thread`. */
-__device__ __forceinline__ void query_components(Storage storage, const float *query, uint32_t dimensions,
-                                                 uint32_t pieces, float step, uint4 *out, uint32_t thread,
-                                                 uint32_t threads)
+/* The two bytes of components to `out`, upper ones first, by `threads` threads of which this one is `thread`. */
+__device__ __forceinline__ void coarse_components(const float *query, uint32_t dimensions, uint32_t pieces, float step,
+                                                  uint4 *out, uint32_t thread, uint32_t threads)
+{
+    signed char *const bytes = reinterpret_cast<signed char *>(out);
+    for (uint32_t d = thread; d < pieces * 16; d += threads)
+        split_component(d < dimensions ? query[d] : 0.f, step, bytes[d], bytes[pieces * 16 + d]);
+}
+
+/* The components of the fine kernel to `out`. */
+__device__ __forceinline__ void fine_components(Storage storage, const float *query, uint32_t dimensions,
+                                                uint32_t pieces, uint4 *out, uint32_t thread, uint32_t threads)
 {
     auto at = [&](uint32_t d) { return d < dimensions ? query[d] : 0.f; };
-    if (storage == Storage::Int8) {
-        signed char *const bytes = reinterpret_cast<signed char *>(out);
-        for (uint32_t d = thread; d < pieces * 16; d += threads)
-            split_component(at(d), step, bytes[d], bytes[pieces * 16 + d]);
-    }
-    out += fine_offset(storage, pieces);
     const uint32_t vectors = fine_vectors(storage);
     for (uint32_t i = thread; i < pieces * vectors; i += threads) {
         const uint32_t p = i / vectors, k = i % vectors, d = i * 4;
