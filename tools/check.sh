@@ -249,7 +249,7 @@ sanitizer_suite() {
     sanitized "$ROOT/cuda/build/hash_test --small"
     sanitized "$bench --queries 134 --rows 2200 --dimensions 32 --batches 134"
     sanitized "$bench --queries 400 --rows 2200 --dimensions 32 --batches 400"
-    sanitized "$bench --queries 1200 --rows 2200 --dimensions 32 --batches 1200"
+    sanitized "$bench --queries 3000 --rows 2200 --dimensions 32 --batches 3000"
     add sanitizer "$passed" "$failed"
 }
 
