@@ -2,7 +2,7 @@
  * walk_image.h: rows a second time, in one byte a component, for graph searches to walk on.
  *
  * A walk only has to find candidates, and its time is that of reading rows. So the rows of a mirror with a graph are
- * kept as int8 too, each with a scale of its own (a quarter of float32), the coarse kernel of rows.cuh walks on these,
+ * kept as int8 too, each with a scale of its own (a quarter of float32), the rough kernel of rows.cuh walks on these,
  * and the best of the list are computed again from the rows themselves (launch_refine()). Whether the bytes are fine
  * enough to tell neighbours apart is measured at commits; if not, searches walk on the rows.
  */

@@ -420,7 +420,7 @@ bool Nodes::ask(uint32_t k)
     if (demand_.sweep_after == 0)
         form_ = SearchForm::Exact;
     VgFallback reason = VgFallback::None;
-    /* A mirror that was just loaded can have been replaced by that of a rebuilt graph. */
+    /* A mirror that was just loaded can have been replaced by that of a rebuilt graph, or dropped. */
     for (int round = 0; round < 5; round++) {
         reason = VgReachEngine(vg_fallback ? VgPatience::Ask : VgPatience::Wait, &lane_);
         if (reason == VgFallback::None && ask_once(k, &reason))
@@ -439,6 +439,8 @@ bool Nodes::ask(uint32_t k)
         if (mirror) {
             MirrorLoad load;
             VgFallback failed = VgLoadMirror(index_, lane_, true, &load);
+            if (failed == VgFallback::Cold)
+                continue; /* an eviction, or a newer load, came between: as if it had come just before this search */
             if (failed != VgFallback::None) {
                 reason = failed;
                 break;

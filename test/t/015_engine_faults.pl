@@ -77,6 +77,26 @@ for my $action ('error', 'wrong', 'oom', 'crash')
     is("$err" . scalar(@ids) . ' ' . scalar(keys %seen), '4000 4000', "$action within a scan: each row once");
     ve_on_device($node, 'items', "after $action within a scan");
 }
+# With fallback = off a search waits for its mirror; an eviction that cancels the load does not end it.
+{
+    my ($met, $code, $out, $err) = ('');
+    # Not met: whoever ran first; given up: an engine that was late.
+    for my $try (1 .. 20)
+    {
+        ve_evict($node, 'items_v');
+        ve_fault('write hang');
+        my $search = vg_session($node, "$strict;");
+        $met = ve_until(30, sub { return !vg_runs($search) || sql('SELECT state FROM vecgpu_mirrors()') eq 'loading' }) && vg_runs($search);
+        sql("SELECT vecgpu_evict('items_v')") if $met;
+        ve_fault('');
+        ($code, $out, $err) = vg_finish($search);
+        last if $met && !vg_held_up($err);
+    }
+    ok($met, 'an eviction meets a load that a search waits for');
+    is("$code $out$err", "0 t\n", '... which asks again');
+    ve_on_device($node, 'items', 'after an eviction in the middle of a load');
+    ve_slots_free($node, 'an eviction in the middle of a load');
+}
 # Wrong answers of which each is another, for many queries.
 {
     ve_fault('search wrong');
