@@ -292,9 +292,13 @@ private:
             return;
         }
         if (dice == 2) {
-            /* Left in the middle of a write. The engine may still read the staging memory, so it is not used again. */
+            /*
+             * Left in the middle of a write. The engine may still read the staging memory, so it is not used again. It holds what a session
+             * would write: a mirror that is caught up with is being searched, and whatever an earlier load has left there would be answered.
+             */
             Call call;
             if (client_.connection.staging != nullptr && call_claim(&client_.caller, &call)) {
+                memcpy(client_.connection.staging, index.slots.data(), 100 * region_shape(index.meta, Region::Slots).record_bytes);
                 Run run = {uint32_t(Region::Slots), 0, 100, 0, 0};
                 call.slot->request.op = Op::LoadWrite;
                 call.slot->request.write = {client_.load, 1, 0};
