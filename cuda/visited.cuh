@@ -5,9 +5,9 @@
  * (quotienting, as in Hegeman et al., "Compact Parallel Hash Tables on the GPU", Euro-Par 2024): hash_shared.cuh has the
  * sets of 8 slots of 16 bits a bucket, exact for ids below 2^(15 + log2(buckets)). Larger ids take 4 slots of 32 bits.
  *
- * Slots fill from the left and are never emptied before the whole set is, so a failed compare-and-swap means: look
- * again. An id whose bucket is full stays untracked: its key may be computed twice, and the lists drop the double. So
- * the answer of a search does not depend on the size of its set.
+ * Slots fill from the left and are never emptied before the whole set is, so after a failed compare-and-swap only what
+ * came since has to be looked at. An id whose bucket is full stays untracked: its key may be computed twice, and the
+ * lists drop the double. So the answer of a search does not depend on the size of its set.
  */
 #pragma once
 
