@@ -161,6 +161,38 @@ __device__ T block_bound(const T (&v)[kItems], uint32_t k, uint32_t slack, Block
     });
 }
 
+/* The same by one warp, for values in its registers. All lanes call. */
+template <int kItems>
+__device__ __forceinline__ uint32_t warp_bound(const uint32_t (&v)[kItems], uint32_t k, uint32_t slack)
+{
+    uint32_t low = kNanOrder, high = 0, valid = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; i++)
+        if (v[i] != kNanOrder) {
+            low = min(low, v[i]);
+            high = max(high, v[i]);
+            valid++;
+        }
+    warp_range(low, high);
+    valid = __reduce_add_sync(kFullWarp, valid);
+    if (valid < k)
+        return kNanOrder;
+    if (valid <= k + slack)
+        return high;
+    return bisect(low, high, k, slack, [&](const uint32_t(&middle)[3], uint32_t(&counts)[3]) {
+        uint32_t pair = 0, last = 0; /* each at most 32 kItems */
+#pragma unroll
+        for (int i = 0; i < kItems; i++) {
+            pair += (v[i] <= middle[0]) + ((v[i] <= middle[1]) << 16);
+            last += v[i] <= middle[2];
+        }
+        pair = __reduce_add_sync(kFullWarp, pair);
+        counts[0] = pair & 0xffff;
+        counts[1] = pair >> 16;
+        counts[2] = __reduce_add_sync(kFullWarp, last);
+    });
+}
+
 /*
  * Keeps at least the k smallest of the `count` words of `buffer` (shared memory, count <= kThreads * kItems), and at
  * most k + slack. Returns how many, the same to all threads. All threads call.

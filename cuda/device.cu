@@ -17,10 +17,11 @@ DeviceStream::DeviceStream(Device *owner) : device(owner)
     counts.allocate(1);
     ticket.allocate(1);
     minima.allocate(kScanMinima);
-    counters.allocate(4);
+    scan_ends.allocate(2);
     candidates.allocate(kScanCandidates);
     radix.allocate(1);
-    check(cudaMemsetAsync(counters.data(), 0, 4 * sizeof(uint32_t), stream), "stream workspace");
+    check(cudaMemsetAsync(scan_ends.data(), 0, 2 * sizeof(Word), stream), "stream workspace");
+    check(cudaMemsetAsync(minima.data(), 0xff, kScanMinima * sizeof(uint32_t), stream), "stream workspace");
     check(cudaStreamSynchronize(stream), "stream workspace");
     device->residents.add(&resident);
 }

@@ -24,13 +24,14 @@ __device__ __forceinline__ int pivot_add(int dot, const uint4 &x, const uint4 &y
 
 /*
  * The lanes of a warp have the pivots p of one class, and their dot products with the upper bytes of a query of step
- * `step`: the entry of the class, for all lanes.
+ * `step`: the entry of the class, and the order of its key, for all lanes.
  */
-__device__ __forceinline__ uint32_t class_entry(const PivotView &pivots, uint32_t p, int dot, float step)
+__device__ __forceinline__ uint32_t class_entry(const PivotView &pivots, uint32_t p, int dot, float step,
+                                                uint32_t &least)
 {
     const float2 side = __ldg(pivots.side + p);
     const uint32_t order = order_of(fmaf(side.x * (256 * step), static_cast<float>(dot), side.y));
-    const uint32_t least = __reduce_min_sync(kFullWarp, order);
+    least = __reduce_min_sync(kFullWarp, order);
     const int winner = __ffs(__ballot_sync(kFullWarp, order == least)) - 1;
     return least == kNanOrder ? kNone : __ldg(pivots.slots + __shfl_sync(kFullWarp, p, winner));
 }

@@ -165,41 +165,78 @@ __global__ void __launch_bounds__(kThresholdThreads)
         thresholds[q] = counts[q] > kListRows ? INFINITY : score_threshold(bound, errors[q]);
 }
 
-/* Drops what can no longer be among the k nearest; the new threshold. */
+/*
+ * Drops what can no longer be among the k nearest; the new threshold. A block has kThresholdThreads / 32 queries: lists
+ * of at most kWarpRows words are a warp's, longer ones the block's, one after the other.
+ */
 __global__ void __launch_bounds__(kThresholdThreads)
-    prune_kernel(Word *lists, uint32_t *counts, uint32_t k, uint32_t slack, const float *errors, float *thresholds)
+    prune_kernel(Word *lists, uint32_t *counts, uint32_t queries, uint32_t k, uint32_t slack, const float *errors,
+                 float *thresholds)
 {
+    constexpr uint32_t kWarps = kThresholdThreads / 32;
+    const uint32_t lane = threadIdx.x & 31, first = blockIdx.x * kWarps, mine = first + threadIdx.x / 32;
+    if (mine < queries && counts[mine] <= kWarpRows) {
+        constexpr int kItems = kWarpRows / 32;
+        const uint32_t count = counts[mine];
+        Word *list = lists + static_cast<size_t>(mine) * kListRows, words[kItems];
+        uint32_t orders[kItems];
+#pragma unroll
+        for (int i = 0; i < kItems; i++) {
+            words[i] = i * 32 + lane < count ? list[i * 32 + lane] : kNoWord;
+            orders[i] = static_cast<uint32_t>(words[i] >> 32);
+        }
+        const float threshold = score_threshold(warp_bound(orders, k, slack), errors[mine]);
+        const uint32_t limit = order_of(-threshold);
+        uint32_t kept = 0;
+#pragma unroll
+        for (int i = 0; i < kItems; i++) {
+            const bool stays = words[i] != kNoWord && orders[i] <= limit;
+            const uint32_t all = __ballot_sync(kFullWarp, stays);
+            if (stays)
+                list[kept + __popc(all & ((1u << lane) - 1))] = words[i];
+            kept += __popc(all);
+        }
+        if (lane == 0) {
+            counts[mine] = kept;
+            thresholds[mine] = threshold;
+        }
+    }
     __shared__ BlockBoundStorage storage;
     __shared__ uint32_t counter;
     constexpr int kItems = kListRows / kThresholdThreads;
-    const uint32_t q = blockIdx.x, count = counts[q];
-    if (count > kListRows) {
+    for (uint32_t q = first; q < min(first + kWarps, queries); q++) {
+        const uint32_t count = counts[q]; /* warps only change those that are small and stay so */
+        if (count <= kWarpRows)
+            continue;
+        if (count > kListRows) {
+            if (threadIdx.x == 0)
+                thresholds[q] = INFINITY; /* lost: no more work for it */
+            continue;
+        }
+        Word *list = lists + static_cast<size_t>(q) * kListRows, words[kItems];
+        uint32_t orders[kItems];
+#pragma unroll
+        for (int i = 0; i < kItems; i++) {
+            const uint32_t at = i * kThresholdThreads + threadIdx.x;
+            words[i] = at < count ? list[at] : kNoWord;
+            orders[i] = static_cast<uint32_t>(words[i] >> 32);
+        }
         if (threadIdx.x == 0)
-            thresholds[q] = INFINITY; /* lost: no more work for it */
-        return;
-    }
-    Word *list = lists + static_cast<size_t>(q) * kListRows, words[kItems];
-    uint32_t orders[kItems];
+            counter = 0;
+        const uint32_t bound = block_bound<kItems>(orders, k, slack, storage);
+        const float threshold = score_threshold(bound, errors[q]);
+        const uint32_t limit = order_of(-threshold);
+        __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kItems; i++) {
-        const uint32_t at = i * kThresholdThreads + threadIdx.x;
-        words[i] = at < count ? list[at] : kNoWord;
-        orders[i] = static_cast<uint32_t>(words[i] >> 32);
-    }
-    if (threadIdx.x == 0)
-        counter = 0;
-    const uint32_t bound = block_bound<kItems>(orders, k, slack, storage);
-    const float threshold = score_threshold(bound, errors[q]);
-    const uint32_t limit = order_of(-threshold);
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kItems; i++)
-        if (words[i] != kNoWord && orders[i] <= limit)
-            list[atomicAdd(&counter, 1u)] = words[i];
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        counts[q] = counter;
-        thresholds[q] = threshold;
+        for (int i = 0; i < kItems; i++)
+            if (words[i] != kNoWord && orders[i] <= limit)
+                list[atomicAdd(&counter, 1u)] = words[i];
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            counts[q] = counter;
+            thresholds[q] = threshold;
+        }
+        __syncthreads();
     }
 }
 
@@ -409,9 +446,9 @@ FlatLists launch_flat_lists(const Machine &machine, const FlatImage &image, cons
         pass(static_cast<uint32_t>(first), static_cast<uint32_t>(last), true);
         if (last == tiles)
             break; /* the re-scoring does the last pruning */
-        prune_kernel<<<job.count, kThresholdThreads, 0, stream>>>(workspace->lists.data(), workspace->counts.data(),
-                                                                  job.k, job.k / 8 + 1, workspace->errors.data(),
-                                                                  workspace->thresholds.data());
+        prune_kernel<<<(job.count + kThresholdThreads / 32 - 1) / (kThresholdThreads / 32), kThresholdThreads, 0,
+                       stream>>>(workspace->lists.data(), workspace->counts.data(), job.count, job.k, job.k / 8 + 1,
+                                 workspace->errors.data(), workspace->thresholds.data());
         check_launch("prune");
     }
     return {workspace->lists.data(), workspace->counts.data(), workspace->errors.data()};

@@ -20,6 +20,7 @@ constexpr uint32_t kTileRows = 128;    /* rows of an image tile */
 constexpr uint32_t kSlab = 64;         /* dimensions of one 128-byte line of a tile */
 constexpr uint32_t kTileBytes = 16384; /* kTileRows x kSlab x 2 */
 constexpr uint32_t kListRows = 2048;   /* candidates a query may have at once */
+constexpr uint32_t kWarpRows = 256;    /* up to so many are one warp's work */
 constexpr uint32_t kMaxBatchK = 256;
 constexpr uint32_t kSampleTiles = 256; /* whose maxima give the first threshold */
 constexpr uint32_t kMaxImageDimensions = 4096;

@@ -1,12 +1,15 @@
 /*
  * flat_scan.cuh: exact search of one query on the CUDA cores, in one launch at the speed of memory.
  *
- * Cooperative kernel, one block of 1,024 threads an SM: (1) the query into shared memory and registers; (2) keys of a
- * sample of rows spread over the table, one minimum a warp; (3) grid barrier; every block takes the k-th smallest
- * minimum as the bound, which is never too small; (4) all other rows, those within the bound are appended to a list of a
- * few times k; (5) the block that ends last sorts the list. The sample is spread because tables lie in the order of
- * their insertion, clusters together; its first part is not computed again, and what follows it is on its way from
- * memory during the barrier.
+ * One block of 1,024 threads an SM, warps take chunks of rows in turn, from a place of their own on. (1) The query into
+ * shared memory. (2) The first chunks of all warps are a sample of the table, spread over it because tables lie in the
+ * order of their insertion, clusters together: groups of warps post their least keys. (3) The k-th smallest of what all
+ * have posted is never too small, so rows within this bound are appended to a list of a few times k. A warp does not
+ * wait for the bound: it goes on with its rows and holds their keys in shared memory until one warp of its block has
+ * seen that all groups have posted and told the others. (4) The block that ends last sorts the list.
+ *
+ * Blocks need not be on the chip at the same time. A block that has no more room for keys waits for the others for
+ * kScanPatience at most; the k-th smallest of what has been posted by then is a bound too, only a wider one.
  *
  * int8 rows are scanned with the coarse kernel, whose key is off by at most e = A + B |row|^2: a row is sampled with key
  * + e and kept if key - e is within the bound, and the last block takes the keys of what was kept from the fine kernel.
@@ -14,17 +17,18 @@
 #pragma once
 
 #include "block_select.cuh"
+#include "clock.cuh"
 #include "job.h"
 #include "launch.h"
 #include "query.cuh"
-
-#include <cooperative_groups.h>
 
 #include <algorithm>
 
 namespace vecgpu::cuda {
 
-constexpr int kScanThreads = 1024;
+constexpr int kScanThreads = 1024, kScanWarps = kScanThreads / 32;
+constexpr uint32_t kScanHeld = kScanCandidates / kScanWarps; /* keys that a warp holds until it knows the bound */
+constexpr uint64_t kScanPatience = 20'000;                   /* ns */
 
 /* One query, in the launch itself. */
 struct ScanQuery {
@@ -38,6 +42,7 @@ struct ScanArguments {
     uint32_t nodes;
     uint32_t k;
     uint32_t samples; /* chunks a warp; 0: no bound, every row is a candidate */
+    uint32_t groups;  /* of the warps of a block, each posts one word: a power of two */
     ScanWorkspace workspace;
     Hit *hits;
     uint32_t *count;
@@ -74,58 +79,6 @@ __device__ __forceinline__ void load_query(const uint4 *prepared, uint32_t piece
     __syncthreads();
 }
 
-/* The part of a short row's query that belongs to a lane, and keys of consecutive rows from it. */
-template <class Kernel>
-struct ShortScan {
-    static constexpr int kLoads = Kernel::Type::kLoads, kVectors = Kernel::kVectors, kRows = Kernel::kStride,
-                         kSteps = kRows / 4;
-    static_assert(!Kernel::kBrief || !Kernel::kRowScale);
-    uint4 q[kLoads * kVectors];
-
-    __device__ __forceinline__ void load(const uint4 *query, uint32_t pieces)
-    {
-        const uint32_t part = threadIdx.x & 7;
-#pragma unroll
-        for (int c = 0; c < kLoads; c++)
-#pragma unroll
-            for (int v = 0; v < kVectors; v++)
-                q[c * kVectors + v] = part + 8 * c < pieces ? query[v * pieces + part + 8 * c] : make_uint4(0, 0, 0, 0);
-    }
-
-    /* Lane i < min(kRows, nodes - first) gets the key of row first + i, to the last bit that of Kernel::keys(). */
-    __device__ __forceinline__ float keys(const Rows &rows, const QueryHead &head, uint32_t first, uint32_t nodes,
-                                          float2 &side) const
-    {
-        const int lane = threadIdx.x & 31, team = lane >> 3, part = lane & 7;
-        const uint4 *p = rows.data + static_cast<size_t>(first + team) * rows.pitch + part;
-        const uint32_t left = nodes - first;
-        uint4 v[kSteps][kLoads];
-#pragma unroll
-        for (int s = 0; s < kSteps; s++)
-#pragma unroll
-            for (int c = 0; c < kLoads; c++)
-                v[s][c] = s * 4 + team < left && part + 8 * c < rows.pieces
-                              ? load_piece(p + static_cast<size_t>(s) * 4 * rows.pitch + 8 * c)
-                              : make_uint4(0, 0, 0, 0);
-        side = make_float2(1, 0);
-        if (lane < kRows && lane < left)
-            side = Kernel::side_of(rows, first + lane);
-        typename Kernel::Sum sum[kSteps];
-#pragma unroll
-        for (int s = 0; s < kSteps; s++)
-            sum[s] = 0;
-#pragma unroll
-        for (int c = 0; c < kLoads; c++)
-            if (part + 8 * c < rows.pieces) {
-#pragma unroll
-                for (int s = 0; s < kSteps; s++)
-                    sum[s] = Kernel::add(sum[s], v[s][c], q + c * kVectors, 1, 1.f);
-            }
-        const typename Kernel::Sum total = Kernel::template reduce<kSteps, 8>(sum, lane);
-        return Kernel::finish(__shfl_sync(kFullWarp, total, Kernel::holder(lane)), side, head, rows.metric);
-    }
-};
-
 /* e = constant + slope * side.y is the most that a coarse key can be off from the fine one. */
 struct CoarseError {
     float constant, slope;
@@ -146,47 +99,41 @@ __device__ __forceinline__ CoarseError coarse_error(Metric metric, uint32_t dime
 }
 
 /*
- * The k-th smallest of one word a block of the grid, by all threads: `least` has room for all of them.
+ * By one warp: a bound of the k-th smallest of `count` words of device memory that other blocks write, kNanOrder - 1 if
+ * they are fewer. `words` has room for them, rounded up to 128.
  */
-__device__ __forceinline__ uint32_t bound_of_blocks(const uint32_t *minima, uint32_t k, uint32_t *least,
-                                                    uint32_t &bound)
+__device__ __forceinline__ uint32_t posted_bound(const uint32_t *minima, uint32_t count, uint32_t k, uint32_t *words)
 {
-    const uint32_t blocks = gridDim.x, padded = (blocks + 3) / 4 * 4;
-    if (threadIdx.x < padded)
-        least[threadIdx.x] = threadIdx.x < blocks ? __ldcg(minima + threadIdx.x) : kNanOrder;
-    __syncthreads();
-    if (threadIdx.x < blocks) {
-        const uint32_t mine = least[threadIdx.x];
-        uint32_t less = 0, equal = 0;
-#pragma unroll 4
-        for (uint32_t i = 0; i < padded; i += 4) {
-            const uint4 four = *reinterpret_cast<const uint4 *>(least + i);
-            less += (four.x < mine) + (four.y < mine) + (four.z < mine) + (four.w < mine);
-            equal += (four.x == mine) + (four.y == mine) + (four.z == mine) + (four.w == mine);
+    const uint32_t lane = threadIdx.x & 31, padded = (count + 127) / 128 * 128;
+    uint32_t low = kNanOrder, high = 0, valid = 0;
+    __syncwarp();
+    for (uint32_t i = lane; i < padded; i += 32) {
+        const uint32_t word = i < count ? __ldcg(minima + i) : kNanOrder;
+        words[i] = word;
+        if (word != kNanOrder) {
+            low = min(low, word);
+            high = max(high, word);
+            valid++;
         }
-        if (less < k && k <= less + equal) /* all for whom it holds have the same word */
-            bound = mine;
     }
-    __syncthreads();
-    return bound;
-}
-
-/* Distinct words of shared memory in order, `count` <= kScanFew: emit(rank, word) for ranks below k. */
-constexpr uint32_t kScanFew = 256;
-
-template <class Emit>
-__device__ __forceinline__ void emit_few(const Word *words, uint32_t count, uint32_t k, Emit emit)
-{
-    constexpr uint32_t kEach = kScanThreads / kScanFew; /* threads a word */
-    const uint32_t i = threadIdx.x / kEach, sub = threadIdx.x % kEach;
-    const Word mine = i < count ? words[i] : kNoWord;
-    uint32_t rank = 0;
-    for (uint32_t j = sub; j < count; j += kEach)
-        rank += words[j] < mine;
-    for (uint32_t step = kEach / 2; step; step >>= 1)
-        rank += __shfl_xor_sync(kFullWarp, rank, step);
-    if (sub == 0 && i < count && rank < k)
-        emit(rank, mine);
+    __syncwarp();
+    warp_range(low, high);
+    if (__reduce_add_sync(kFullWarp, valid) < k)
+        return kNanOrder - 1;
+    return bisect(low, high, k, k / 8, [&](const uint32_t(&middle)[3], uint32_t(&counts)[3]) {
+        counts[0] = counts[1] = counts[2] = 0;
+#pragma unroll 1
+        for (uint32_t i = 4 * lane; i < padded; i += 128) {
+            const uint4 four = *reinterpret_cast<const uint4 *>(words + i);
+#pragma unroll
+            for (int j = 0; j < 3; j++)
+                counts[j] +=
+                    (four.x <= middle[j]) + (four.y <= middle[j]) + (four.z <= middle[j]) + (four.w <= middle[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < 3; j++)
+            counts[j] = __reduce_add_sync(kFullWarp, counts[j]);
+    });
 }
 
 template <class Kernel>
@@ -196,34 +143,36 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
     constexpr bool kCoarse = Filter::kCoarse;
     constexpr int kQueryVectors = Kernel::kVectors + (kCoarse ? kCoarseVectors : 0);
     extern __shared__ __align__(16) unsigned char dynamic[];
-    Word *list = reinterpret_cast<Word *>(dynamic); /* kScanCandidates */
+    Word *list = reinterpret_cast<Word *>(dynamic); /* kScanCandidates; at first what the warps hold */
     uint4 *query = reinterpret_cast<uint4 *>(list + kScanCandidates),
           *fine = query + (kCoarse ? kCoarseVectors : 0) * a.rows.pieces;
-    constexpr int kWarps = kScanThreads / 32;
     __shared__ BlockBoundStorage storage;
-    __shared__ BlockBins<kScanThreads> bins;
-    __shared__ __align__(16) uint32_t least_of[kScanMinima / kWarps]; /* blocks */
-    __shared__ uint32_t last, least_here, bound_found;
+    __shared__ BlockBins<kScanThreads> bins; /* and the words that the bound is found from */
+    static_assert(kScanMinima <= BlockBins<kScanThreads>::kBins);
+    __shared__ uint32_t least_of[kScanWarps]; /* groups */
+    __shared__ uint32_t posted;
+    __shared__ Word ended;    /* blocks before this one, and below them words in the list */
+    __shared__ uint32_t told; /* the bound, 0 until it is known */
 
     constexpr uint32_t kChunk = kScanChunk<Filter>, kChunkMask = kChunk == 32 ? kFullWarp : (1u << kChunk % 32) - 1;
     const int lane = threadIdx.x & 31;
-    const uint32_t warps = gridDim.x * kWarps, warp = blockIdx.x * kWarps + threadIdx.x / 32;
-    /* This warp's chunks are warp + i * warps, i < mine; the sample begins with number `sampled`. */
+    const uint32_t warps = gridDim.x * kScanWarps, warp = blockIdx.x * kScanWarps + threadIdx.x / 32;
+    /* This warp's chunks are warp + i * warps, i < mine; it begins with number `start`. */
     const uint32_t chunks = (a.nodes + kChunk - 1) / kChunk, mine = chunks > warp ? (chunks - warp - 1) / warps + 1 : 0;
-    const uint32_t samples = min(a.samples, mine), sampled = __umulhi(warp * 0x9E3779B1u, mine);
-    auto fetch = [&](uint32_t i) {
-        if (i >= mine)
-            return;
-        const uint32_t first = (warp + i * warps) * kChunk;
+    const uint32_t samples = min(a.samples, mine), start = __umulhi(warp * 0x9E3779B1u, mine);
+    /* What does not fit into the room for keys is sampled first and looked at again at the end. */
+    const uint32_t twice = max(samples, kScanHeld / kChunk / 2) - kScanHeld / kChunk / 2;
+    if (mine && !a.bits) {
+        const uint32_t first = (warp + start * warps) * kChunk;
         const size_t bytes = static_cast<size_t>(min(kChunk, a.nodes - first)) * a.rows.pitch * sizeof(uint4);
         const char *from = reinterpret_cast<const char *>(a.rows.data + static_cast<size_t>(first) * a.rows.pitch);
         for (size_t at = lane * 128; at < bytes; at += 32 * 128)
             asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
-    };
-    if (samples && !a.bits)
-        fetch(sampled);
+    }
+    if (threadIdx.x < kScanWarps)
+        least_of[threadIdx.x] = kNanOrder;
     if (threadIdx.x == 0)
-        least_here = kNanOrder;
+        posted = told = 0;
 
     QueryHead head = {};
     if (a.prepared) {
@@ -249,9 +198,6 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
     CoarseError error = {};
     if constexpr (kCoarse)
         error = coarse_error(a.rows.metric, a.rows.dimensions, head);
-    ShortScan<Filter> brief;
-    if constexpr (Kernel::kBrief)
-        brief.load(query, a.rows.pieces);
 
     /* Keys of the rows of chunk i that may be returned, to lanes; kNone rows are none. */
     auto scan = [&](uint32_t i, uint32_t &row, uint32_t &least, uint32_t &most) {
@@ -263,21 +209,9 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
         const int n = __popc(mask);
         if (n == 0)
             return;
-        float key;
-        float2 side = make_float2(1, 0);
-        bool done = false;
-        if constexpr (Kernel::kBrief) {
-            if ((mask & (mask + 1)) == 0) {
-                key = brief.keys(a.rows, head, first, first + n, side);
-                done = true;
-            }
-        }
         const uint32_t slot = first + (lane < n ? nth_bit(mask, lane) : 0);
-        if (!done) {
-            key = Filter::keys(a.rows, query, head, slot, n);
-            if (kCoarse && lane < n)
-                side = Filter::side_of(a.rows, slot);
-        }
+        float2 side;
+        const float key = Filter::keys(a.rows, query, head, slot, n, side);
         if (lane >= n)
             return;
         row = slot;
@@ -291,93 +225,132 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
         }
     };
 
-    uint32_t bound = kNanOrder - 1, held_row = kNone, held_order = 0;
-    if (a.samples) {
-        uint32_t smallest = kNanOrder;
-        for (uint32_t s = 0; s < samples; s++) {
-            uint32_t row, least = 0, most = kNanOrder;
-            scan((sampled + static_cast<uint32_t>(static_cast<uint64_t>(s) * mine / samples)) % mine, row, least, most);
-            if (row != kNone)
-                smallest = min(smallest, most);
-            if (s == 0) {
-                held_row = row;
-                held_order = least;
-            }
-        }
-        smallest = __reduce_min_sync(kFullWarp, smallest);
-        /* A few of the k best in one block hardly loosen the bound: then one minimum a block will do. */
-        const bool by_block = 4 * a.k <= gridDim.x;
-        if (lane == 0) {
-            if (by_block)
-                atomicMin(&least_here, smallest);
-            else
-                __stcg(a.workspace.minima + warp, smallest);
-        }
-        if (!a.bits)
-            fetch(sampled == 0 ? 1 : 0);
-        if (by_block) {
-            __syncthreads();
-            if (threadIdx.x == 0)
-                __stcg(a.workspace.minima + blockIdx.x, least_here);
-        }
-        cooperative_groups::this_grid().sync();
-        if (by_block) {
-            bound = min(bound, bound_of_blocks(a.workspace.minima, a.k, least_of, bound_found));
-        } else {
-            constexpr int kItems = kScanMinima / kScanThreads; /* warps of 256 SMs */
-            uint32_t minima[kItems];
-#pragma unroll
-            for (int i = 0; i < kItems; i++) {
-                uint32_t at = i * kScanThreads + threadIdx.x;
-                minima[i] = at < warps ? __ldcg(a.workspace.minima + at) : kNanOrder;
-            }
-            bound = min(bound, block_bound<kItems>(minima, a.k, a.k / 2 + 8, storage));
-        }
-    }
-
-    auto append = [&](uint32_t row, uint32_t order) {
-        const bool hit = row != kNone && order <= bound;
+    auto append = [&](Word word, uint32_t bound) {
+        const bool hit = static_cast<uint32_t>(word >> 32) <= bound;
         const uint32_t hits = __ballot_sync(kFullWarp, hit);
         if (hits) {
             uint32_t at = 0;
             if (lane == 0)
-                at = atomicAdd(a.workspace.counters, __popc(hits));
+                at = static_cast<uint32_t>(atomicAdd(a.workspace.ends, static_cast<Word>(__popc(hits))));
             at = __shfl_sync(kFullWarp, at, 0) + __popc(hits & ((1u << lane) - 1));
             if (hit && at < kScanCandidates)
-                __stcg(a.workspace.candidates + at, static_cast<Word>(order) << 32 | row);
+                __stcg(a.workspace.candidates + at, word);
         }
     };
-    append(held_row, held_order);
-    for (uint32_t i = 0; i < mine; i++) {
-        if (samples && i == sampled)
-            continue;
-        uint32_t row, least = 0, most;
+
+    /* True for the warp that is the last of its block: it looks for the bound. */
+    auto post = [&](uint32_t smallest) {
+        smallest = __reduce_min_sync(kFullWarp, smallest);
+        uint32_t before = 0;
+        if (lane == 0) {
+            atomicMin(&least_of[threadIdx.x / 32 & (a.groups - 1)], smallest);
+            __threadfence_block();
+            before = atomicAdd(&posted, 1u);
+        }
+        if (__shfl_sync(kFullWarp, before, 0) != kScanWarps - 1)
+            return false;
+        __threadfence_block();
+        if (lane < a.groups)
+            __stcg(a.workspace.minima + blockIdx.x * a.groups + lane, atomicOr(least_of + lane, 0u));
+        __syncwarp();
+        if (lane == 0) {
+            __threadfence();
+            atomicAdd(a.workspace.ends + 1, 1ull);
+        }
+        return true;
+    };
+
+    bool looks = false;
+    /* The bound, or 0 as long as it is not known; not for longer than kScanPatience if it is needed. */
+    auto ask = [&](bool needed) {
+        if (looks) {
+            bool all = false;
+            if (lane == 0) {
+                const uint64_t since = nanoseconds();
+                do
+                    all = atomicOr(a.workspace.ends + 1, 0ull) == gridDim.x;
+                while (needed && !all && nanoseconds() - since < kScanPatience);
+            }
+            all = __shfl_sync(kFullWarp, all, 0);
+            if (all || needed) {
+                __threadfence();
+                const uint32_t bound = posted_bound(a.workspace.minima, gridDim.x * a.groups, a.k, bins.ends);
+                if (lane == 0)
+                    atomicExch(&told, bound);
+                return bound;
+            }
+            return 0u;
+        }
+        uint32_t bound = 0;
+        do
+            if (lane == 0)
+                bound = atomicOr(&told, 0u);
+        while (needed && __shfl_sync(kFullWarp, bound, 0) == 0);
+        return __shfl_sync(kFullWarp, bound, 0);
+    };
+
+    uint32_t bound = a.samples ? 0 : kNanOrder - 1, smallest = kNanOrder, held = 0;
+    Word *const mine_held = list + threadIdx.x / 32 * kScanHeld;
+    auto release = [&] {
+        __syncwarp();
+        for (uint32_t i = 0; i < held; i += 32)
+            append(i + lane < held ? mine_held[i + lane] : kNoWord, bound);
+        __syncwarp();
+        held = 0;
+    };
+    for (uint32_t t = 0, i = start; t < mine + twice; t++, i = i + 1 == mine ? 0 : i + 1) {
+        uint32_t row, least = 0, most = kNanOrder;
         scan(i, row, least, most);
-        append(row, least);
+        const Word word = row == kNone ? kNoWord : static_cast<Word>(least) << 32 | row;
+        if (bound) {
+            append(word, bound);
+            continue;
+        }
+        if (t < samples) {
+            smallest = min(smallest, row == kNone ? kNanOrder : most);
+            if (t + 1 == samples)
+                looks = post(smallest);
+            if (t < twice)
+                continue;
+        }
+        if (lane < kChunk)
+            mine_held[held + lane] = word;
+        held += kChunk;
+        if (t + 1 < samples)
+            continue;
+        bound = ask(held + kChunk > kScanHeld);
+        if (bound)
+            release();
+    }
+    if (bound == 0) {
+        if (samples == 0)
+            looks = post(kNanOrder);
+        bound = ask(true);
+        release();
     }
 
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0)
-        last = atomicAdd(a.workspace.counters + 1, 1u) == gridDim.x - 1;
+        ended = atomicAdd(a.workspace.ends, 1ull << 32);
     __syncthreads();
-    if (!last)
+    if (ended >> 32 != gridDim.x - 1)
         return;
     __threadfence();
-    const uint32_t found = __ldcg(a.workspace.counters);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        a.workspace.counters[0] = 0;
-        a.workspace.counters[1] = 0;
-    }
+    const uint32_t found = static_cast<uint32_t>(ended);
+    if (threadIdx.x == 0)
+        a.workspace.ends[0] = a.workspace.ends[1] = 0;
+    if (a.samples)
+        for (uint32_t i = threadIdx.x; i < gridDim.x * a.groups; i += kScanThreads)
+            a.workspace.minima[i] = kNanOrder;
     if (found > kScanCandidates) {
         if (threadIdx.x == 0)
             *a.count = kOverflow;
         return;
     }
     if constexpr (kCoarse) {
-        const uint32_t share = found <= kWarps * kTeams ? kTeams : 32;
-        for (uint32_t first = threadIdx.x / 32 * share; first < found; first += kWarps * share) {
+        const uint32_t share = warp_share(found, kScanWarps);
+        for (uint32_t first = threadIdx.x / 32 * share; first < found; first += kScanWarps * share) {
             const int n = min(share, found - first);
             const uint32_t slot = slot_of_word(__ldcg(a.workspace.candidates + first + min(lane, n - 1)));
             const float key = Kernel::template keys<true>(a.rows, fine, head, slot, n);
@@ -389,11 +362,10 @@ __global__ void __launch_bounds__(kScanThreads, 1) flat_scan_kernel(const __grid
             list[i] = __ldcg(a.workspace.candidates + i);
     }
     __syncthreads();
-    auto emit = [&](uint32_t rank, Word word) { a.hits[rank] = {slot_of_word(word), key_of_word(word)}; };
-    if (found <= kScanFew)
-        emit_few(list, found, a.k, emit);
-    else
-        block_emit_sorted<kScanThreads, kScanCandidates / kScanThreads>(list, found, a.k, storage, bins, emit);
+    block_emit_sorted<kScanThreads, kScanCandidates / kScanThreads>(
+        list, found, a.k, storage, bins, [&](uint32_t rank, Word word) {
+            a.hits[rank] = {slot_of_word(word), key_of_word(word)};
+        });
     if (threadIdx.x == 0)
         *a.count = min(found, a.k);
 }
@@ -442,14 +414,11 @@ struct ScanLauncher {
         const size_t shared =
             kScanCandidates * sizeof(Word) +
             (Kernel::kVectors + (Filter::kCoarse ? kCoarseVectors : 0)) * job.rows.pieces * sizeof(uint4);
-        const uint64_t warps = static_cast<uint64_t>(machine.sms) * (kScanThreads / 32);
-        if (shared + sizeof(BlockBins<kScanThreads>) + sizeof(BlockBoundStorage) +
-                    kScanMinima / (kScanThreads / 32) * sizeof(uint32_t) + 64 >
-                machine.shared_per_block ||
-            warps > kScanMinima)
+        const uint32_t warps = machine.sms * kScanWarps;
+        if (shared + sizeof(BlockBins<kScanThreads>) + sizeof(BlockBoundStorage) + 1024 > machine.shared_per_block)
             return;
         allow_shared<flat_scan_kernel<Kernel>, cudaSharedmemCarveoutDefault>(shared, machine.ordinal);
-        ScanArguments a;
+        ScanArguments a = {};
         a.rows = job.rows;
         a.prepared =
             raw ? nullptr : job.prepared + static_cast<size_t>(query) * query_pieces(Kernel::storage, job.rows.pieces);
@@ -458,16 +427,26 @@ struct ScanLauncher {
         a.bits = job.bits;
         a.nodes = job.nodes;
         a.k = job.k;
-        /* A sample of s rows leaves about k n / s candidates: aim at a quarter of the list. */
-        const uint64_t wanted = static_cast<uint64_t>(job.k) * job.nodes / (kScanCandidates / 4);
-        a.samples = job.nodes <= kScanCandidates ? 0 : static_cast<uint32_t>(wanted / (warps * kScanChunk<Filter>)+1);
+        /*
+         * A sample of s rows leaves about k n / s candidates. A quarter of the list is fine, a sixty-fourth better, as far
+         * as warps can hold the keys of the sample.
+         */
+        auto chunks_for = [&](uint32_t candidates) {
+            const uint64_t rows = static_cast<uint64_t>(job.k) * job.nodes / candidates;
+            return static_cast<uint32_t>(rows / (static_cast<uint64_t>(warps) * kScanChunk<Filter>)+1);
+        };
+        if (job.nodes > kScanCandidates)
+            a.samples = std::max(chunks_for(kScanCandidates / 4),
+                                 std::min(chunks_for(kScanCandidates / 64), kScanHeld / kScanChunk<Filter> / 2));
+        /* A few of the k best in one group hardly loosen the bound. */
+        a.groups = 1;
+        while (a.groups < kScanWarps && machine.sms * a.groups < 4 * job.k && machine.sms * a.groups * 2 <= kScanMinima)
+            a.groups *= 2;
         a.workspace = workspace;
         a.hits = job.hits + static_cast<size_t>(query) * job.k;
         a.count = job.counts + query;
-        void *arguments[] = {&a};
-        check(cudaLaunchCooperativeKernel(flat_scan_kernel<Kernel>, dim3(machine.sms), dim3(kScanThreads), arguments,
-                                          shared, stream),
-              "flat_scan");
+        flat_scan_kernel<Kernel><<<machine.sms, kScanThreads, shared, stream>>>(a);
+        check_launch("flat_scan");
         done = true;
     }
 };
@@ -498,15 +477,15 @@ bool launch_scan(const Machine &machine, const Job &job, uint32_t query, const f
     ScanLauncher launcher{machine, job, query, raw, workspace, stream};
     /* Rows that a warp takes at a time are as many as its loads; of int8 rows twice as many would end too unevenly. */
     constexpr int kFlight = kStorage == Storage::Int8 ? 4 : 8;
-    with_kernel<kStorage, Precision::Fine, kFlight>(job.rows.metric, job.rows.dimensions, launcher);
+    with_kernel<kStorage, Precision::Fine, kFlight, 4>(job.rows.metric, job.rows.dimensions, launcher);
     return launcher.done;
 }
 
 template <Storage kStorage>
 void launch_keys(const Machine &machine, const Job &job, uint32_t query, uint32_t *orders, cudaStream_t stream)
 {
-    with_kernel<kStorage, Precision::Fine, 8>(job.rows.metric, job.rows.dimensions,
-                                              KeysLauncher{machine, job, query, orders, stream});
+    with_kernel<kStorage, Precision::Fine, 8, 4>(job.rows.metric, job.rows.dimensions,
+                                                 KeysLauncher{machine, job, query, orders, stream});
 }
 
 } // namespace vecgpu::cuda

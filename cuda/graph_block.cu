@@ -8,8 +8,14 @@ bool launch_graph_block(const Machine &machine, const Job &job, const Job &walk,
                         cudaStream_t stream)
 {
     bool fits = false;
-    with_kernel<kStorage, Precision::Rough, 4>(job.rows.metric, job.rows.dimensions,
-                                               BlockLauncher{machine, job, walk, storage, shape, stream, &fits});
+    if (shape.threads > 128)
+        with_kernel<kStorage, Precision::Rough, 4, 8>(
+            job.rows.metric, job.rows.dimensions,
+            BlockLauncher<true>{machine, job, walk, storage, shape, stream, &fits});
+    else
+        with_kernel<kStorage, Precision::Rough, 4, 4>(
+            job.rows.metric, job.rows.dimensions,
+            BlockLauncher<false>{machine, job, walk, storage, shape, stream, &fits});
     return fits;
 }
 

@@ -27,10 +27,10 @@
 
 namespace vecgpu::cuda {
 
-/* Many small blocks an SM have room for smaller visited sets only. */
-__host__ __device__ constexpr int block_bucket_bits(uint32_t threads)
+/* Many small blocks an SM have room for smaller visited sets only; wide lists meet more nodes. */
+__host__ __device__ constexpr int block_bucket_bits(uint32_t threads, uint32_t capacity)
 {
-    return threads <= 128 ? 9 : 10;
+    return threads <= 128 ? 9 : capacity <= 256 ? 10 : 11;
 }
 
 constexpr uint32_t kMaxBlocks = 8;          /* of a cluster */
@@ -55,21 +55,6 @@ inline BlockArguments block_arguments(const Job &job, const Job &walk, Storage s
     return arguments;
 }
 
-/* Places of one block in a box: all links of a round may belong to it. */
-__host__ __device__ constexpr uint32_t box_places(uint32_t parents, uint32_t degree)
-{
-    return parents * degree > kEntries ? parents * degree : kEntries;
-}
-
-/*
- * Arrays of so many words: boxes by sender for two rounds, as others may be a round ahead, the words of a round without
- * gaps, and in order. A block on its own needs one box, which has no gaps.
- */
-__host__ __device__ constexpr uint32_t box_count(uint32_t blocks)
-{
-    return blocks > 1 ? 2 * blocks + 2 : 2;
-}
-
 /*
  * 16-byte pieces of a query in shared memory: for int8 the bytes of components, for the walk and for the scan of the
  * pivots, and fine components for hits that are computed again; for other storages the latter, then bytes for the pivots.
@@ -86,9 +71,9 @@ __host__ __device__ constexpr uint32_t graph_block_words(Storage storage, uint32
                                                          uint32_t parents, uint32_t degree, uint32_t blocks,
                                                          uint32_t capacity, uint32_t threads)
 {
-    const uint32_t places = box_places(parents, degree);
-    return (4u << block_bucket_bits(threads)) + block_query_pieces(storage, pieces) * 4 +
-           2 * places * box_count(blocks) + 2 * 2 * capacity + places + (bits ? (2 * k + 3) / 4 * 4 : 0);
+    return (4u << block_bucket_bits(threads, capacity)) + block_query_pieces(storage, pieces) * 4 +
+           2 * box_words(parents, degree, blocks) + 2 * 2 * capacity + round_cells(parents, degree) +
+           (bits ? (2 * k + 3) / 4 * 4 : 0);
 }
 
 __device__ __forceinline__ uint32_t mix_id(uint32_t x)
@@ -109,24 +94,29 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
                                    uint32_t *dynamic)
 {
     const GraphArguments &a = arguments.graph;
-    using Visited = VisitedSet<block_bucket_bits(kBlockThreads)>;
     constexpr uint32_t kCapacity = WarpList<kRegisters>::kCapacity, kWarps = kBlockThreads / 32;
-    const uint32_t places = box_places(a.parents, a.degree), pieces = a.rows.pieces;
+    constexpr bool kByBins = kCapacity > 128 || kBlockThreads == 128; /* else a round has few words */
+    using Visited = VisitedSet<block_bucket_bits(kBlockThreads, kCapacity)>;
+    const uint32_t places = box_places(a.parents, a.degree, blocks), all = round_cells(a.parents, a.degree),
+                   pieces = a.rows.pieces;
     uint32_t *table = dynamic;
     uint4 *query = reinterpret_cast<uint4 *>(table + Visited::kWords);
     Word *boxes = reinterpret_cast<Word *>(query + block_query_pieces(Kernel::storage, pieces));
-    Word *sorted = boxes + (box_count(blocks) - 1) * places, *gathered = sorted - places; /* the latter for clusters */
-    Word *members = sorted + places, *merged = members + kCapacity;                       /* the list; the next one */
+    Word *members = boxes + box_words(a.parents, a.degree, blocks),
+         *merged = members + kCapacity;                     /* the list; the next one */
+    Word *sorted = members - all, *gathered = sorted - all; /* the latter for clusters */
     uint32_t *claimed = reinterpret_cast<uint32_t *>(merged + kCapacity);
-    Word *valid = reinterpret_cast<Word *>(claimed + places); /* only with bits */
-    __shared__ int dots[kPivots];                             /* with the pivots that this block looks at */
-    __shared__ __align__(16) Word open[kMaxParents];          /* the best of the list that are not expanded */
-    __shared__ uint32_t open_places[kMaxParents];             /* where they are in it */
-    __shared__ uint8_t expands[kCapacity];                    /* 1: this round expands this one of the list */
-    __shared__ uint32_t parents[kMaxParents];                 /* kNone behind the last one */
-    __shared__ __align__(16) uint32_t filled[3][kMaxBlocks];  /* words in a box, by sender */
-    __shared__ uint32_t untracked[3];                         /* a word of the box may be a double */
+    Word *valid = reinterpret_cast<Word *>(claimed + all);   /* only with bits */
+    __shared__ __align__(16) Word open[kMaxParents];         /* the best of the list that are not expanded */
+    __shared__ uint32_t open_places[kMaxParents];            /* where they are in it */
+    __shared__ uint8_t expands[kCapacity];                   /* 1: this round expands this one of the list */
+    __shared__ uint32_t parents[kMaxParents];                /* kNone behind the last one */
+    __shared__ __align__(16) uint32_t filled[3][kMaxBlocks]; /* words in a box, by sender */
+    __shared__ uint32_t untracked[3];                        /* a word of the box may be a double */
     __shared__ uint32_t found_entries[kEntries];
+    __shared__ RoundRoom<kBlockThreads> room;
+    static_assert(sizeof room.bins == kPivots * sizeof(int));
+    int *const dots = reinterpret_cast<int *>(room.bins); /* with the pivots that this block looks at */
     __shared__ uint32_t open_count, claimed_count;
     __shared__ Word valid_worst;
 
@@ -155,6 +145,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     if (tid == 0) {
         open_count = claimed_count = 0;
         valid_worst = kNoWord;
+        room.clear_range(0);
     }
     cluster_arrive(blocks); /* others may write here from now on */
     const QueryHead head =
@@ -167,8 +158,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         fine_components(arguments.storage, raw, a.rows.dimensions, arguments.rows.pieces, fine, tid, kBlockThreads);
     else
         fine_components(Kernel::storage, raw, a.rows.dimensions, pieces, fine, tid, kBlockThreads);
-    for (uint32_t i = tid; i < kPivots / blocks; i += kBlockThreads)
-        dots[i] = 0;
+    room.clear();
     __syncthreads();
 
     /* Words to all blocks, into the box of the coming round. */
@@ -215,12 +205,14 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
         }
         __syncthreads();
         for (uint32_t i = tid; i < per; i += kBlockThreads) {
-            const uint32_t slot = class_entry(pivots, me * per + i, dots[i], head.step);
+            uint32_t least;
+            const uint32_t slot = class_entry(pivots, me * per + i, dots[i], head.step, least);
             if (lane == 0)
                 found_entries[i / kClassPivots] = slot;
         }
     }
     __syncthreads();
+    room.clear();
     cluster_wait(blocks);
     if (warp == 0) {
         uint32_t slot = lane < classes ? found_entries[lane] : kNone;
@@ -255,22 +247,19 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             open_count = min(n, most);
     };
 
-    /* All threads: `count` words in sorted, and the list, to the next list. Its tail is empty: lists do not shrink. */
+    /* All threads: the list, and `count` words in sorted, to the next list. Its tail is empty: lists do not shrink. */
     auto merge = [&](uint32_t count) {
-        for (uint32_t i = tid; i < kCapacity + count; i += kBlockThreads) {
-            Word x;
-            uint32_t place;
-            if (i < kCapacity) {
-                x = members[i];
-                if (x == kNoWord)
-                    continue;
-                x |= expands[i];
-                expands[i] = 0;
-                place = i + words_before(sorted, count, x);
-            } else {
-                x = sorted[i - kCapacity];
-                place = i - kCapacity + words_before(members, a.ef, x);
+        for (uint32_t i = tid; i < a.ef + count; i += kBlockThreads) {
+            const bool is_new = i >= a.ef;
+            const uint32_t at = is_new ? i - a.ef : i;
+            Word x = (is_new ? sorted : members)[at];
+            if (x == kNoWord)
+                continue;
+            if (!is_new) {
+                x |= expands[at];
+                expands[at] = 0;
             }
+            const uint32_t place = at + words_before(is_new ? members : sorted, is_new ? a.ef : count, x);
             if (place < a.ef)
                 merged[place] = x;
         }
@@ -296,7 +285,15 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     /* The first cell of a round that this thread looks at. */
     const int log_blocks = __ffs(static_cast<int>(blocks)) - 1;
     const uint32_t sender = warp & (blocks - 1); /* whose words this warp gathers */
-    const uint32_t half_degree = a.degree / 2, first_parent = tid / half_degree, first_cell = tid % half_degree;
+    const uint32_t half_degree = a.degree / 2;
+    constexpr uint32_t kPairs = kCapacity <= 256 ? 1 : 2; /* pairs of links that a thread reads ahead */
+    uint32_t link_parent[kPairs], link_cell[kPairs];
+#pragma unroll
+    for (uint32_t i = 0; i < kPairs; i++) {
+        link_parent[i] = (tid + i * kBlockThreads) / half_degree;
+        link_cell[i] = (tid + i * kBlockThreads) % half_degree;
+    }
+    bool lost = false; /* a box was too small */
     uint32_t turn = 0, phase = 0;
     for (uint32_t round = 0;; round++) {
         cluster_arrive(blocks);
@@ -316,13 +313,20 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
                 held = b == sender ? part[b] : held;
                 count += part[b];
             }
+            if (count >= kTooMany)
+                held = 0;
+            uint32_t least = kNanOrder, most = 0;
             for (uint32_t i = (warp >> log_blocks) * 32 + lane; i < held; i += kBlockThreads >> log_blocks) {
                 const Word word = box[sender * places + i];
                 gathered[offset + i] = word;
+                least = min(least, static_cast<uint32_t>(word >> 32));
+                most = max(most, static_cast<uint32_t>(word >> 32));
                 if (word & 1)
                     untracked[phase] = 1;
             }
             words = gathered;
+            if (kByBins && count > kFewWords)
+                room.add_range(least, most, round & 1);
         }
         if (tid == 0)
             claimed_count = 0;
@@ -330,52 +334,35 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
             filled[(phase + 2) % 3][tid] = 0; /* for the box after the coming one */
         if (tid == kMaxBlocks)
             untracked[(phase + 2) % 3] = 0;
+        if (kByBins && tid == kMaxBlocks + 1)
+            room.clear_range(~round & 1);
         if (blocks > 1)
             __syncthreads();
+        lost = blocks > 1 && count >= kTooMany;
+        if (lost)
+            break;
         const bool doubles = untracked[phase];
-        if (!doubles) {
-            /* Threads for two words each, so that a word read from shared memory is compared twice. */
-            const uint32_t opens = open_count, word_pairs = (count + 1) / 2, pairs = word_pairs + (opens + 1) / 2;
-            const int shift = max(0, min(4, __clz(pairs - 1) - __clz(kBlockThreads - 1))); /* 2^shift threads a pair */
-            const uint32_t step = 1u << shift, sub = tid & (step - 1);
-            for (uint32_t g = tid >> shift; (g & ~(31u >> shift)) < pairs; g += kBlockThreads >> shift) {
-                const bool is_new = g < word_pairs;
-                const uint32_t first = 2 * (is_new ? g : g - word_pairs), end = is_new ? count : g < pairs ? opens : 0;
-                const Word *const from = is_new ? words : open;
-                const Word mine[2] = {first < end ? from[first] : kNoWord, first + 1 < end ? from[first + 1] : kNoWord};
-                uint32_t less[2] = {0, 0}; /* new words in the lower half, open ones in the upper */
-#pragma unroll 1
-                for (int part = 0; part < 2; part++) {
-                    const Word *const others = part ? open : words;
-                    const uint32_t n = part ? opens : count, one = part ? 1 << 16 : 1;
-#pragma unroll 2
-                    for (uint32_t j = 2 * sub; j < n; j += 2 * step) {
-                        ulonglong2 two = *reinterpret_cast<const ulonglong2 *>(others + j);
-                        two.y = j + 1 < n ? two.y : kNoWord;
-                        less[0] += two.x < mine[0] ? one : 0;
-                        less[1] += two.x < mine[1] ? one : 0;
-                        less[0] += two.y < mine[0] ? one : 0;
-                        less[1] += two.y < mine[1] ? one : 0;
-                    }
+        const bool many = kByBins && !doubles && count > kFewWords;
+        bool in_order = false;
+        const RoundWords fresh = {words,   count, sorted, open,    open_places, open_count,
+                                  members, a.ef,  width,  parents, expands};
+        if (many) {
+            if (blocks == 1) {
+                uint32_t least = kNanOrder, most = 0;
+                for (uint32_t i = tid; i < count; i += kBlockThreads) {
+                    least = min(least, static_cast<uint32_t>(words[i] >> 32));
+                    most = max(most, static_cast<uint32_t>(words[i] >> 32));
                 }
-                for (uint32_t s = step >> 1; s; s >>= 1) {
-                    less[0] += __shfl_xor_sync(kFullWarp, less[0], s);
-                    less[1] += __shfl_xor_sync(kFullWarp, less[1], s);
-                }
-                for (uint32_t i = sub; i < 2 && first + i < end; i += step) {
-                    const Word word = i ? mine[1] : mine[0];
-                    const uint32_t both = i ? less[1] : less[0], place = both & 0xffff, rank = place + (both >> 16);
-                    /* Among the ef best: fewer than ef - place of the list come before it. */
-                    const bool expand = rank < width && place < a.ef && members[a.ef - 1 - place] >= word;
-                    if (expand)
-                        parents[rank] = static_cast<uint32_t>(word) >> 1;
-                    if (is_new)
-                        sorted[place] = word | expand;
-                    else if (expand)
-                        expands[open_places[first + i]] = 1;
-                }
+                room.add_range(least, most, round & 1);
+                __syncthreads();
             }
-        } else if (warp == 0) {
+            in_order = fresh.sort(room, round & 1);
+            if (in_order)
+                fresh.choose();
+        }
+        if (!doubles && !in_order) {
+            fresh.rank<kBlockThreads>();
+        } else if (doubles && warp == 0) {
             merge_doubles<kRegisters>(members, a.ef, words, count, width, parents);
         }
         if (round == 0) /* the entries were met by whoever found them */
@@ -398,46 +385,67 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
                        ? make_uint2(kNone, kNone)
                        : __ldg(reinterpret_cast<const uint2 *>(a.links + static_cast<size_t>(node) * a.degree) + cell);
         };
-        uint2 id = tid < cells ? links_of(first_parent, first_cell) : make_uint2(kNone, kNone);
+        uint2 id[kPairs];
+#pragma unroll
+        for (uint32_t i = 0; i < kPairs; i++)
+            id[i] = tid + i * kBlockThreads < cells ? links_of(link_parent[i], link_cell[i]) : make_uint2(kNone, kNone);
         if (!doubles)
             merge(count);
         for (uint32_t c = tid; (c & ~31u) < cells;) {
-            const uint32_t mine[2] = {owns(id.x) ? id.x : kNone, owns(id.y) ? id.y : kNone};
-            Put put[2];
+            uint32_t mine[2 * kPairs];
+#pragma unroll
+            for (uint32_t i = 0; i < kPairs; i++) {
+                mine[2 * i] = owns(id[i].x) ? id[i].x : kNone;
+                mine[2 * i + 1] = owns(id[i].y) ? id[i].y : kNone;
+            }
+            Put put[2 * kPairs];
             Visited::put_ids(table, mine, a.nodes, narrow, put);
             __syncwarp();
-            const uint32_t m = __ballot_sync(kFullWarp, put[0] != Put::Seen),
-                           n = __ballot_sync(kFullWarp, put[1] != Put::Seen);
-            if (m | n) {
+            uint32_t met[2 * kPairs], total = 0;
+#pragma unroll
+            for (uint32_t i = 0; i < 2 * kPairs; i++) {
+                met[i] = __ballot_sync(kFullWarp, put[i] != Put::Seen);
+                total += __popc(met[i]);
+            }
+            if (total) {
                 uint32_t at = 0;
                 if (lane == 0)
-                    at = atomicAdd(&claimed_count, __popc(m) + __popc(n));
-                at = __shfl_sync(kFullWarp, at, 0) + __popc(m & before);
-                if (put[0] != Put::Seen) {
-                    Kernel::prefetch(a.rows, mine[0]);
-                    claimed[at] = mine[0] | (put[0] == Put::Full ? 0x80000000u : 0);
-                }
-                at += __popc(m & ~before) + __popc(n & before);
-                if (put[1] != Put::Seen) {
-                    Kernel::prefetch(a.rows, mine[1]);
-                    claimed[at] = mine[1] | (put[1] == Put::Full ? 0x80000000u : 0);
+                    at = atomicAdd(&claimed_count, total);
+                at = __shfl_sync(kFullWarp, at, 0);
+#pragma unroll
+                for (uint32_t i = 0; i < 2 * kPairs; i++) {
+                    if (put[i] != Put::Seen) {
+                        Kernel::prefetch(a.rows, mine[i]);
+                        claimed[at + __popc(met[i] & before)] = mine[i] | (put[i] == Put::Full ? 0x80000000u : 0);
+                    }
+                    at += __popc(met[i]);
                 }
             }
-            c += kBlockThreads;
-            id = c < cells ? links_of(c / half_degree, c % half_degree) : make_uint2(kNone, kNone);
+            c += kPairs * kBlockThreads;
+#pragma unroll
+            for (uint32_t i = 0; i < kPairs; i++) {
+                const uint32_t next = c + i * kBlockThreads;
+                id[i] = next < cells ? links_of(next / half_degree, next % half_degree) : make_uint2(kNone, kNone);
+            }
         }
         __syncthreads();
 
         turn ^= blocks > 1;
         phase = (phase + 1) % 3;
         const Word bound = members[a.ef - 1], valid_bound = a.bits ? valid_worst : 0;
-        const uint32_t rows = claimed_count;
+        uint32_t rows = claimed_count;
+        if (rows > places) { /* all blocks get to know it, so all give up */
+            if (tid < blocks)
+                add_remote(&filled[phase][me], tid, kTooMany);
+            rows = 0;
+        }
         if (tid < kMaxParents)
             parents[tid] = kNone;
+        if (many)
+            room.clear();
         if (warp == kWarps - 1) /* which has the fewest rows to look at */
             publish_open(round_width(a, round + 1));
-        /* The same for all warps, and what a row kernel looks at in one step. */
-        const uint32_t share = min(32u, ((rows + kWarps - 1) / kWarps + kTeams - 1) / kTeams * kTeams);
+        const uint32_t share = warp_share(rows, kWarps);
         for (uint32_t first = warp * share; first < rows; first += kWarps * share) {
             const uint32_t n = min(share, rows - first);
             uint32_t slot = claimed[first + min(static_cast<uint32_t>(lane), n - 1)];
@@ -459,7 +467,7 @@ __device__ void graph_block_search(const BlockArguments &arguments, uint32_t q, 
     /* All blocks have the answer; the first one hands it out. */
     if (me == 0) {
         if (warp == 0) {
-            const bool full = members[a.ef - 1] != kNoWord;
+            const bool full = !lost && members[a.ef - 1] != kNoWord;
             uint32_t found = 0;
             __syncwarp(); /* coarse hits are written over the list */
             for (uint32_t first = 0; first < a.k; first += 32) {
@@ -512,11 +520,15 @@ __global__ void __launch_bounds__(kBlockThreads, kBlockThreads == 128 ? 6 : 512 
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
     const float *raw = a.raw ? a.raw : inline_queries.values;
-    for (uint32_t q = blockIdx.x / blocks; q < a.graph.count; q += gridDim.x / blocks)
+    for (uint32_t i = blockIdx.x / blocks; i < a.graph.count; i += gridDim.x / blocks) {
+        const uint32_t q = a.graph.turns ? __ldg(a.graph.turns + i) : i;
         graph_block_search<Kernel, kRegisters, kBlockThreads>(
             a, q, raw + static_cast<size_t>(q) * a.graph.rows.dimensions, blocks, dynamic);
+    }
 }
 
+/* kLarge: blocks of more than 128 threads. */
+template <bool kLarge>
 struct BlockLauncher {
     const Machine &machine;
     const Job &job, &walk;
@@ -528,14 +540,14 @@ struct BlockLauncher {
     template <class Kernel>
     void run()
     {
-        if (job.ef > 256)
-            go<Kernel, 16, 512>();
+        if constexpr (!kLarge)
+            job.ef <= 128 ? go<Kernel, 4, 128>() : go<Kernel, 8, 128>();
+        else if (job.ef > 256)
+            shape.threads == 512 ? go<Kernel, 16, 512>() : go<Kernel, 16, 256>();
         else if (shape.threads == 512)
             job.ef <= 128 ? go<Kernel, 4, 512>() : go<Kernel, 8, 512>();
-        else if (shape.threads == 256)
-            job.ef <= 128 ? go<Kernel, 4, 256>() : go<Kernel, 8, 256>();
         else
-            job.ef <= 128 ? go<Kernel, 4, 128>() : go<Kernel, 8, 128>();
+            job.ef <= 128 ? go<Kernel, 4, 256>() : go<Kernel, 8, 256>();
     }
 
     template <class Kernel, int kRegisters, int kThreads>

@@ -8,8 +8,8 @@ bool launch_graph_mail(const Machine &machine, const Job &job, const Job &walk, 
                        const MailJob &mail, cudaStream_t stream)
 {
     bool fits = false;
-    with_kernel<kStorage, Precision::Rough, 4>(job.rows.metric, job.rows.dimensions,
-                                               MailLauncher{machine, job, walk, storage, mail, shape, stream, &fits});
+    with_kernel<kStorage, Precision::Rough, 4, 8>(
+        job.rows.metric, job.rows.dimensions, MailLauncher{machine, job, walk, storage, mail, shape, stream, &fits});
     return fits;
 }
 

@@ -21,14 +21,17 @@
 
 namespace vecgpu::cuda {
 
-constexpr int kGraphBucketBits = 8;
-constexpr uint32_t kMaxParents = 32;
+constexpr uint32_t kMaxParents = 64; /* most_parents() */
+
+/* Of the visited set of a warp, by the registers of its list: wide lists meet more nodes. */
+template <int kRegisters>
+constexpr int kWarpBucketBits = kRegisters <= 4 ? 8 : 9;
 
 struct GraphArguments {
     Rows rows;
     const uint4 *prepared;
     const uint32_t *links;
-    const uint32_t *entries;
+    const uint32_t *entries, *turns;
     const uint32_t *bits;
     uint32_t nodes, degree, count, k, ef, first_parents, parents, ramp_shift;
     uint32_t *ticket;
@@ -48,11 +51,11 @@ constexpr uint32_t kQueue = kCells + 32; /* ids that wait: fewer than 32 before 
 constexpr uint32_t kPending = 64; /* words that wait: fewer than 32 before 32 more */
 
 /* Words of shared memory that a warp needs, a multiple of 4. */
-template <class Kernel>
+template <class Kernel, int kRegisters>
 __host__ __device__ constexpr uint32_t graph_warp_words(uint32_t pieces, uint32_t k, bool bits)
 {
-    uint32_t words =
-        VisitedSet<kGraphBucketBits>::kWords + Kernel::kVectors * pieces * 4 + 2 * kPending + kQueue + kMaxParents;
+    uint32_t words = VisitedSet<kWarpBucketBits<kRegisters>>::kWords + Kernel::kVectors * pieces * 4 + 2 * kPending +
+                     kQueue + kMaxParents;
     return words + (bits ? (2 * k + 3) / 4 * 4 : 0);
 }
 
@@ -61,10 +64,11 @@ template <class Kernel, int kRegisters>
 __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kernel(const GraphArguments a)
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
-    using Visited = VisitedSet<kGraphBucketBits>;
+    using Visited = VisitedSet<kWarpBucketBits<kRegisters>>;
     const int lane = threadIdx.x & 31;
     const uint32_t before = (1u << lane) - 1;
-    uint32_t *table = dynamic + (threadIdx.x / 32) * graph_warp_words<Kernel>(a.rows.pieces, a.k, a.bits != nullptr);
+    uint32_t *table =
+        dynamic + (threadIdx.x / 32) * graph_warp_words<Kernel, kRegisters>(a.rows.pieces, a.k, a.bits != nullptr);
     uint4 *query = reinterpret_cast<uint4 *>(table + Visited::kWords);
     Word *pending = reinterpret_cast<Word *>(query + Kernel::kVectors * a.rows.pieces);
     uint32_t *queue = reinterpret_cast<uint32_t *>(pending + kPending);
@@ -79,6 +83,8 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
         q = __shfl_sync(kFullWarp, q, 0);
         if (q >= a.count)
             return;
+        if (a.turns)
+            q = __ldg(a.turns + q);
         const uint4 *prepared = a.prepared + static_cast<size_t>(q) * query_pieces(Kernel::storage, a.rows.pieces);
         QueryHead head;
         {
@@ -268,10 +274,15 @@ __global__ void __launch_bounds__(128, kRegisters <= 4 ? 8 : 4) graph_warp_kerne
 
 inline GraphArguments graph_arguments(const Job &job, uint32_t *ticket)
 {
-    return {job.rows, job.prepared, job.links,         job.entries, job.bits,       job.nodes, job.degree, job.count,
-            job.k,    job.ef,       job.first_parents, job.parents, job.ramp_shift, ticket,    job.hits,   job.counts};
+    return {job.rows,    job.prepared,   job.links, job.entries, job.turns, job.bits,
+            job.nodes,   job.degree,     job.count, job.k,       job.ef,    job.first_parents,
+            job.parents, job.ramp_shift, ticket,    job.hits,    job.counts};
 }
 
+/* Up to this ef lists are short enough for 32 warps an SM; wider ones have half as many, with more loads in flight. */
+constexpr uint32_t kNarrowEf = 128;
+
+template <bool kWide>
 struct WarpLauncher {
     const Machine &machine;
     const Job &job;
@@ -281,18 +292,17 @@ struct WarpLauncher {
     template <class Kernel>
     void run()
     {
-        if (job.ef <= 128)
-            go<Kernel, 4>();
-        else if (job.ef <= 256)
-            go<Kernel, 8>();
+        if constexpr (kWide)
+            job.ef <= 256 ? go<Kernel, 8>() : go<Kernel, 16>();
         else
-            go<Kernel, 16>();
+            go<Kernel, 4>();
     }
 
     template <class Kernel, int kRegisters>
     void go()
     {
-        const size_t bytes = graph_warp_words<Kernel>(job.rows.pieces, job.k, job.bits != nullptr) * sizeof(uint32_t);
+        const size_t bytes =
+            graph_warp_words<Kernel, kRegisters>(job.rows.pieces, job.k, job.bits != nullptr) * sizeof(uint32_t);
         /* Few queries: one warp a block, so that each has an SM for itself. Long rows: what fits. */
         uint32_t warps = job.count <= static_cast<uint32_t>(machine.sms) * 2 ? 1 : 4;
         while (warps > 1 && warps * bytes > machine.shared_per_block)

@@ -15,7 +15,7 @@ constexpr uint32_t kOverflow = UINT32_MAX; /* in place of a count: the fast form
 constexpr uint32_t kEntries = 32;          /* nodes that a graph search starts from */
 constexpr uint32_t kPivots = 1024;         /* nodes that these are chosen from */
 constexpr uint32_t kScanCandidates = 8192; /* rows that the scan of one query may keep; at least kMaxHits */
-constexpr uint32_t kScanMinima = 8192;
+constexpr uint32_t kScanMinima = 4096;     /* words that groups of warps post for its bound */
 static_assert(kScanCandidates >= kMaxHits);
 
 /* So many floats travel with the launch of a kernel, which spares a copy or reads over the bus. */
@@ -29,19 +29,24 @@ constexpr uint32_t kMaxGraphEf = 512;
 
 /*
  * Nodes that a graph search expands in its rounds, in every form: kFirstParents, then twice as many every 2^kRampShift
- * rounds, up to kParents. While the list still moves towards the query, wide rounds expand what falls out of it again;
- * later all of it is expanded anyway, and few rounds are what counts.
+ * rounds, up to most_parents(). While the list still moves towards the query, wide rounds expand what falls out of it
+ * again; later all of it is expanded anyway, and few rounds are what counts.
  */
 constexpr uint32_t kFirstParents = 2;
-constexpr uint32_t kParents = 32;
 constexpr uint32_t kRampShift = 0;
+constexpr uint32_t most_parents(uint32_t ef)
+{
+    return ef <= 256 ? 32 : 64;
+}
 
 /* Copies of the pivots for scanning them, see entry.h. Pivots p with the same p / (kPivots / kEntries) are a class. */
 struct PivotView {
     const uint4 *columns; /* of 16 dimensions: pieces x kPivots */
     const float2 *side;   /* key = y + x times dot product */
     const uint32_t *slots;
+    const float *mean; /* that the columns are without */
     uint32_t pieces;
+    Metric metric;
 };
 
 /* One call of search(). Pointers are device memory, or pinned memory that the device sees. */
@@ -59,6 +64,7 @@ struct Job {
     const float *inline_raw; /* the same in host memory if they are at most kInlineFloats floats, else null */
     PivotView pivots;        /* graph */
     const uint32_t *entries; /* graph: count x kEntries slots; null: the kernel looks for them itself */
+    const uint32_t *turns;   /* graph: the queries in the order in which they are begun; null: as they came */
     uint32_t first_parents;  /* graph: nodes expanded in a round, see kFirstParents; the answer depends on them */
     uint32_t parents;
     uint32_t ramp_shift;
@@ -68,9 +74,9 @@ struct Job {
 
 /* Workspace of one stream for selection over one row of keys; see flat_scan.cuh. */
 struct ScanWorkspace {
-    uint32_t *minima;   /* kScanMinima */
-    Word *candidates;   /* kScanCandidates */
-    uint32_t *counters; /* 4, zero between launches */
+    uint32_t *minima; /* kScanMinima, kNanOrder between launches */
+    Word *candidates; /* kScanCandidates */
+    Word *ends; /* two, zero between launches: blocks that have ended << 32 | candidates; blocks that have posted */
 };
 
 constexpr uint32_t kRadixBins = 2048;

@@ -10,6 +10,7 @@
 namespace vecgpu::cuda {
 
 constexpr int kLongThreads = 1024, kLongValues = 8;
+constexpr uint32_t kLongMinima = 8192; /* warps of the device, at most */
 
 /* Counters of one launch of long_select_kernel(). */
 struct LongCounters {
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kLongThreads, 1)
         __stcg(minima + blockIdx.x * (kLongThreads / 32) + threadIdx.x / 32, smallest);
     grid.sync();
 
-    constexpr int kItems = kScanMinima / kLongThreads;
+    constexpr int kItems = kLongMinima / kLongThreads;
     uint32_t orders[kItems];
 #pragma unroll
     for (int i = 0; i < kItems; i++) {

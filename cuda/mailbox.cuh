@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "clock.cuh"
 #include "resident.h"
 
 namespace vecgpu::cuda {
@@ -28,13 +29,6 @@ __device__ __forceinline__ void store_host(uint64_t *p, uint64_t v)
 __device__ __forceinline__ void store_host(uint64_t *p, uint64_t first, uint64_t second)
 {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(first), "l"(second) : "memory");
-}
-
-__device__ __forceinline__ uint64_t nanoseconds()
-{
-    uint64_t t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
 }
 
 __device__ __forceinline__ Piece piece_of(uint32_t word, uint32_t number)

@@ -133,9 +133,15 @@ __device__ __forceinline__ const uint4 *row_address(const void *base, uint32_t r
 /* Rows that a warp reads at once. */
 constexpr uint32_t kTeams = 4;
 
+/* Rows for each of `warps` warps, at most 32: the same for all, and what one step of a kernel looks at. */
+__device__ __forceinline__ uint32_t warp_share(uint32_t rows, uint32_t warps)
+{
+    return min(32u, (rows + warps * kTeams - 1) / (warps * kTeams) * kTeams);
+}
+
 /*
- * kPrecision: see above, for int8 only. kFlight: loads of 16 bytes that a lane of a short row's team has in flight, 4 or
- * 8: it does not change a key.
+ * kPrecision: see above, for int8 only. kFlight: loads of 16 bytes that a lane has in flight, 4 or 8: it does not change
+ * a key.
  */
 template <Storage kStorage, bool kDot, bool kShort, Precision kPrecision, int kFlight>
 struct RowKernel {
@@ -146,7 +152,6 @@ struct RowKernel {
     static constexpr bool kCoarse = kStorage == Storage::Int8 && kPrecision != Precision::Fine;
     static constexpr bool kRough = kCoarse && kPrecision == Precision::Rough;
     static constexpr uint32_t kVectors = kRough ? 1 : kCoarse ? kCoarseVectors : Type::kVectors;
-    static constexpr bool kBrief = kShort;
     /* Sums of products of integers are exact, and one conversion a row is enough, as long as they fit. */
     using Sum = std::conditional_t<kRough || (kCoarse && kShort), int, float>;
     static constexpr bool kRowScale =
@@ -238,8 +243,17 @@ struct RowKernel {
     static __device__ __forceinline__ float keys(const Rows &rows, const uint4 *query, const QueryHead &head,
                                                  uint32_t id, int n)
     {
+        float2 side;
+        return keys<kFew>(rows, query, head, id, n, side);
+    }
+
+    /* The same, and what rows.side says of the row. */
+    template <bool kFew = false>
+    static __device__ __forceinline__ float keys(const Rows &rows, const uint4 *query, const QueryHead &head,
+                                                 uint32_t id, int n, float2 &side)
+    {
         const int lane = threadIdx.x & 31;
-        float2 side = make_float2(1, 0);
+        side = make_float2(1, 0);
         if (lane < n)
             side = side_of(rows, id);
         Sum mine = 0;
@@ -289,7 +303,8 @@ struct RowKernel {
                     mine = got;
             }
         } else {
-            constexpr int kRows = kTeams;
+            constexpr int kRows = kFlight;
+            static_assert(kRows == 4 || kRows == 8);
 #pragma unroll 1
             for (int first = 0; first < n; first += kRows) {
                 const uint4 *p[kRows];
@@ -308,13 +323,14 @@ struct RowKernel {
                     uint4 v[kRows];
 #pragma unroll
                     for (int r = 0; r < kRows; r++)
-                        v[r] = load_piece(p[r] + piece);
+                        if (r < 4 || first + 4 < n)
+                            v[r] = load_piece(p[r] + piece);
 #pragma unroll
                     for (int r = 0; r < kRows; r++)
                         sum[r] = add(sum[r], v[r], query + piece, rows.pieces, scale[r]);
                 }
                 __syncwarp();
-                const Sum got = __shfl_sync(kFullWarp, reduce<kRows, 32>(sum, lane), lane % kRows * 8);
+                const Sum got = __shfl_sync(kFullWarp, reduce<kRows, 32>(sum, lane), lane % kRows * (32 / kRows));
                 if (lane / kRows * kRows == first)
                     mine = got;
             }
@@ -374,20 +390,20 @@ constexpr uint32_t row_pieces(Storage storage, uint32_t dimensions)
 constexpr uint32_t kShortDimensions = 128;
 
 /* Calls work.template run<RowKernel<...>>() with the kernel for a mirror's rows. */
-template <Storage kStorage, Precision kPrecision, int kFlight, class Work>
+template <Storage kStorage, Precision kPrecision, int kShortFlight, int kLongFlight, class Work>
 void with_kernel(Metric metric, uint32_t dimensions, Work &&work)
 {
     bool brief = dimensions <= kShortDimensions;
     if (metric == Metric::L2) {
         if (brief)
-            work.template run<RowKernel<kStorage, false, true, kPrecision, kFlight>>();
+            work.template run<RowKernel<kStorage, false, true, kPrecision, kShortFlight>>();
         else
-            work.template run<RowKernel<kStorage, false, false, kPrecision, kFlight>>();
+            work.template run<RowKernel<kStorage, false, false, kPrecision, kLongFlight>>();
     } else {
         if (brief)
-            work.template run<RowKernel<kStorage, true, true, kPrecision, kFlight>>();
+            work.template run<RowKernel<kStorage, true, true, kPrecision, kShortFlight>>();
         else
-            work.template run<RowKernel<kStorage, true, false, kPrecision, kFlight>>();
+            work.template run<RowKernel<kStorage, true, false, kPrecision, kLongFlight>>();
     }
 }
 

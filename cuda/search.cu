@@ -160,6 +160,7 @@ private:
             ef = std::max(ef, static_cast<uint64_t>(2.5 * params_.k * static_cast<double>(nodes) / passing));
         }
         job_.ef = static_cast<uint32_t>(std::min<uint64_t>(ef, kMaxGraphEf));
+        job_.parents = most_parents(job_.ef);
         return ef <= kMaxGraphEf;
     }
 
@@ -257,6 +258,8 @@ private:
         stream_.hits.reserve(hits);
         stream_.counts.reserve(count_);
         stream_.entries.reserve(static_cast<size_t>(count_) * kEntries);
+        stream_.nearest.reserve(static_cast<size_t>(count_) * kEntryParts);
+        stream_.turns.reserve(count_);
     }
 
     void describe()
@@ -285,7 +288,6 @@ private:
         if (version_->pivots)
             job_.pivots = version_->pivots->view();
         job_.first_parents = kFirstParents;
-        job_.parents = kParents;
         job_.ramp_shift = kRampShift;
         job_.hits = mapped_ ? stream_.host_hits.data() : stream_.hits.data();
         job_.counts = mapped_ ? stream_.host_counts.data() : stream_.counts.data();
@@ -305,8 +307,13 @@ private:
     void launch_entries()
     {
         launch_entry(mirror_.device->machine, job_.pivots, mirror_.shape.dimensions, job_.raw, count_,
-                     stream_.entries.data(), stream_.ticket.data(), stream_.stream);
+                     stream_.entries.data(), stream_.nearest.data(), stream_.ticket.data(), stream_.stream);
         job_.entries = stream_.entries.data();
+        /* Not all of them are begun at once. */
+        if (count_ > mirror_.device->machine.sms * 6u && count_ <= kMostTurns) {
+            launch_turns(mirror_.device->machine, stream_.nearest.data(), count_, stream_.turns.data(), stream_.stream);
+            job_.turns = stream_.turns.data();
+        }
     }
 
     void launch_graph_search()
@@ -329,6 +336,7 @@ private:
         if (!job_.entries)
             launch_entries();
         walk.entries = job_.entries;
+        walk.turns = job_.turns;
         if (version_->walks_on_image) {
             stream_.walk_prepared.reserve(static_cast<size_t>(count_) * query_pieces(Storage::Int8, walk.rows.pieces));
             walk.prepared = stream_.walk_prepared.data();
@@ -376,6 +384,8 @@ private:
         }
         if (count_ <= sms)
             return {1, 512};
+        if (job_.ef > 256)
+            return count_ <= sms * 12 ? BlockShape{1, 256} : BlockShape{0, 0};
         /* Two blocks an SM; then smaller ones, six an SM; then warps, with the highest throughput. */
         if (count_ <= sms * 2)
             return {1, 256};
@@ -410,7 +420,7 @@ private:
             launch_prepared();
         const Machine &machine = mirror_.device->machine;
         const Storage storage = storage_;
-        const ScanWorkspace workspace = {stream_.minima.data(), stream_.candidates.data(), stream_.counters.data()};
+        const ScanWorkspace workspace = {stream_.minima.data(), stream_.candidates.data(), stream_.scan_ends.data()};
         if (takes_batch_form()) {
             const FlatLists lists = launch_flat_lists(machine, mirror_.image, version_->bounds, job_, job_.raw,
                                                       &stream_.flat, stream_.stream);

@@ -203,13 +203,13 @@ void launch_long(const Machine &machine, const SelectArguments &a, SelectWorkspa
 {
     constexpr uint32_t kCounters = sizeof(LongCounters) / sizeof(uint32_t);
     workspace->words.reserve(kScanCandidates);
-    workspace->found.reserve(kScanMinima + kCounters);
+    workspace->found.reserve(kLongMinima + kCounters);
     const size_t shared = kScanCandidates * sizeof(Word);
     allow_shared<long_select_kernel>(shared, machine.ordinal);
     const float *values = a.values;
     uint32_t columns = a.columns, k = a.k, *minima = workspace->found.data();
     Word *candidates = workspace->words.data();
-    LongCounters *counters = reinterpret_cast<LongCounters *>(minima + kScanMinima);
+    LongCounters *counters = reinterpret_cast<LongCounters *>(minima + kLongMinima);
     SelectOutput output = {a.keys, a.indices, nullptr};
     void *arguments[] = {&values, &columns, &k, &minima, &candidates, &counters, &output};
     check(cudaLaunchCooperativeKernel(long_select_kernel, dim3(machine.sms), dim3(kLongThreads), arguments, shared,
@@ -249,7 +249,7 @@ void launch_select(const Machine &machine, SelectWay way, const SelectArguments 
         return;
     }
     if (way == SelectWay::Threshold && a.rows == 1 && a.columns >= kLongColumns && a.columns < 1u << 31 &&
-        machine.sms * (kLongThreads / 32) <= static_cast<int>(kScanMinima)) {
+        machine.sms * (kLongThreads / 32) <= static_cast<int>(kLongMinima)) {
         launch_long(machine, a, workspace, stream);
         return;
     }

@@ -80,11 +80,11 @@ struct DeviceStream {
     cuda::PinnedBuffer<float> host_queries;
     cuda::PinnedBuffer<Hit> host_hits;
     cuda::PinnedBuffer<uint32_t> host_counts;
-    cuda::DeviceBuffer<float> queries;
+    cuda::DeviceBuffer<float> queries, nearest;
     cuda::DeviceBuffer<uint4> prepared, walk_prepared;
-    cuda::DeviceBuffer<uint32_t> entries, counts, walk_counts, ticket, minima, counters, orders, bits;
+    cuda::DeviceBuffer<uint32_t> entries, turns, counts, walk_counts, ticket, minima, orders, bits;
     cuda::DeviceBuffer<Hit> hits, walk_hits;
-    cuda::DeviceBuffer<cuda::Word> candidates;
+    cuda::DeviceBuffer<cuda::Word> candidates, scan_ends;
     cuda::DeviceBuffer<cuda::RadixState> radix;
     cuda::DeviceBuffer<unsigned char> staging;
     cuda::FlatWorkspace flat;
