@@ -19,6 +19,8 @@ namespace {
 
 /* Hits of few queries are written to pinned memory by the kernels themselves. */
 constexpr uint32_t kMappedHits = 4096;
+/* Blocks of a cluster, and of one whose boxes have room for all words of a round (block_list.cuh). */
+constexpr uint32_t kMostBlocks = 8, kRoomyBlocks = 4;
 /* The scan's list must hold a few times k. */
 constexpr uint32_t kMaxScanK = kScanCandidates / 8;
 
@@ -67,9 +69,9 @@ private:
 class Search {
 public:
     Search(DeviceStream &stream, DeviceMirror &mirror, const BatchParams &params, uint32_t count,
-           std::shared_ptr<const Version> version)
+           std::shared_ptr<const Version> version, uint32_t most_blocks = kMostBlocks)
         : stream_(stream), mirror_(mirror), params_(params), count_(count), version_(std::move(version)),
-          storage_(mirror.shape.storage)
+          storage_(mirror.shape.storage), most_blocks_(most_blocks)
     {}
 
     void run(const BatchQuery *queries, BatchFinished finished, void *context, BatchTimes *times)
@@ -124,7 +126,7 @@ public:
             times->copy_ns = now() - begin - times->kernel_ns;
         }
         if (graph)
-            answer_again(SearchForm::Exact, queries, rest, finished, context);
+            answer_rest(queries, rest, finished, context);
         else
             for (uint32_t q : rest) {
                 general(q);
@@ -178,7 +180,7 @@ private:
         describe();
         Device &device = *mirror_.device;
         if (count_ == 1) {
-            const ResidentJob serving = {version_->number, job_.k, job_.ef};
+            const ResidentJob serving = {version_->number, job_.k, job_.ef, most_blocks_};
             if (!(serving == stream_.serving))
                 stream_.resident.change();
             stream_.serving = serving;
@@ -224,7 +226,7 @@ private:
             device.last_single_ns.store(now(), std::memory_order_relaxed);
         if (times)
             times->copy_ns = now() - begin - times->kernel_ns;
-        answer_again(SearchForm::Exact, queries, rest, finished, context);
+        answer_rest(queries, rest, finished, context);
         std::vector<uint32_t> late; /* there is something wrong with the mail, which is not used again */
         for (; open; open &= open - 1)
             late.push_back(std::countr_zero(open));
@@ -375,7 +377,7 @@ private:
         const uint32_t sms = mirror_.device->machine.sms;
         if (mirror_.device->machine.major >= 9) {
             /* Clusters must fit into the groups of SMs that a chip is made of, so some SMs stay idle. */
-            if (count_ * 8 <= sms * 3 / 4)
+            if (count_ * 8 <= sms * 3 / 4 && most_blocks_ >= 8)
                 return {8, 512};
             if (count_ * 4 <= sms * 7 / 8)
                 return {4, 512};
@@ -469,9 +471,22 @@ private:
         check(cudaStreamSynchronize(stream_.stream), "search");
     }
 
+    /*
+     * What a walk could not answer is answered exactly. But a cluster of eight may have given up for want of room, as no
+     * other form does: first the walk is tried by a smaller one, so that the answer is that of all forms.
+     */
+    void answer_rest(const BatchQuery *queries, const std::vector<uint32_t> &which, BatchFinished finished,
+                     void *context)
+    {
+        if (shape_of_blocks().blocks > kRoomyBlocks)
+            answer_again(SearchForm::Graph, queries, which, finished, context, kRoomyBlocks);
+        else
+            answer_again(SearchForm::Exact, queries, which, finished, context);
+    }
+
     /* The queries `which`, on the same version. Overwrites the stream's workspace: all others have been delivered. */
     void answer_again(SearchForm form, const BatchQuery *queries, const std::vector<uint32_t> &which,
-                      BatchFinished finished, void *context)
+                      BatchFinished finished, void *context, uint32_t most_blocks = kMostBlocks)
     {
         if (which.empty())
             return;
@@ -480,7 +495,7 @@ private:
         std::vector<BatchQuery> list;
         for (uint32_t q : which)
             list.push_back(queries[q]);
-        Search(stream_, mirror_, params, static_cast<uint32_t>(list.size()), version_)
+        Search(stream_, mirror_, params, static_cast<uint32_t>(list.size()), version_, most_blocks)
             .run(list.data(), nullptr, nullptr, nullptr);
         if (finished)
             for (uint32_t q : which)
@@ -502,6 +517,7 @@ private:
     uint32_t count_;
     std::shared_ptr<const Version> version_;
     Storage storage_;
+    uint32_t most_blocks_;
     bool mapped_ = false; /* hits go to pinned memory directly */
     Job job_{};
 };

@@ -68,6 +68,7 @@ namespace vecgpu {
 struct ResidentJob {
     uint64_t version;
     uint32_t k, ef;
+    uint32_t most_blocks; /* of a cluster */
     bool operator==(const ResidentJob &) const = default;
 };
 

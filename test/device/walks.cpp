@@ -288,6 +288,51 @@ static void test_damage()
     }
 }
 
+/*
+ * The CUDA device deals the nodes of a round out to the blocks of a cluster by this hash, and has room for half of them a
+ * block. If all links lead to nodes of one block it must take another way, to the same rows.
+ */
+static bool of_first_block(uint32_t slot)
+{
+    slot ^= slot >> 16;
+    slot *= 0x85EBCA6Bu;
+    slot ^= slot >> 13;
+    return slot % 8 == 0;
+}
+
+static void test_crowd()
+{
+    constexpr uint32_t kRows = 32000, kAsked = 24;
+    Data rows = random_data(kRows, 8, 12, 0), queries = random_data(kAsked, 8, 12, 1);
+    Options options;
+    options.ef_construction = 8; /* its links are not used */
+    Index index = make_index(rows, options);
+    std::vector<uint32_t> crowd;
+    for (uint32_t slot = 0; slot < kRows; slot++)
+        if (of_first_block(slot))
+            crowd.push_back(slot);
+    test::Random random(13);
+    for (uint32_t slot = 0; slot < kRows; slot++)
+        for (uint32_t j = 0; j < 2 * index.m; j++)
+            store_cell(index.links.data() + size_t(slot) * index.record_bytes(Region::Links), j, index.width,
+                       crowd[random.below(uint32_t(crowd.size()))]);
+    Judge judge(index);
+    for (uint32_t ef : {64u, 300u})
+        for (const Subject &subject : all()) {
+            TEST((subject.name + ": links to the nodes of one block, ef " + std::to_string(ef)).c_str());
+            Mirror mirror(subject, index);
+            Search search = {SearchForm::Graph, 10, ef, nullptr};
+            std::vector<Hits> one = parity::search(mirror, subject.stream, search, queries, 1);
+            for (uint32_t q = 0; q < kAsked; q++)
+                judge.check_sound("crowd", index, search, judge.truth(queries.at(q)), one[q]);
+            for (uint32_t batch : {2u, 12u, 13u, kAsked}) {
+                std::vector<Hits> hits = parity::search(mirror, subject.stream, search, queries, batch);
+                for (uint32_t q = 0; q < kAsked; q++)
+                    CHECK(same(one[q], hits[q]), "batch of %u, query %u", batch, q);
+            }
+        }
+}
+
 static void test_batches()
 {
     uint32_t most = 64; /* enough for every form that a device has */
@@ -335,6 +380,7 @@ void test_graph()
     test_shapes();
     test_rows();
     test_damage();
+    test_crowd();
     test_batches();
 }
 
