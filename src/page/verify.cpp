@@ -196,8 +196,8 @@ struct Verifier {
         if (meta.kind == IndexKind::Flat)
             return;
         uint8_t *record = static_cast<uint8_t *>(palloc(Shape(regions, Region::Upper).record_bytes));
-        uint8_t *levels = static_cast<uint8_t *>(
-            MemoryContextAllocHuge(CurrentMemoryContext, static_cast<size_t>(meta.upper) + 1));
+        uint8_t *levels =
+            static_cast<uint8_t *>(MemoryContextAllocHuge(CurrentMemoryContext, static_cast<size_t>(meta.upper) + 1));
         uint32_t *ids = static_cast<uint32_t *>(palloc(sizeof(uint32_t) * meta.m));
         UpperRecord last = {kNone, 0, {0, 0, 0}};
         for (uint32_t i = 0; i < meta.upper; i++) {
@@ -306,8 +306,8 @@ struct Verifier {
             return;
         decoded = static_cast<float *>(palloc(sizeof(float) * meta.dimensions));
         check_region_pages();
-        uint8_t *has_twins = static_cast<uint8_t *>(MemoryContextAllocExtended(
-            CurrentMemoryContext, meta.nodes / 8 + 1, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO));
+        uint8_t *has_twins = static_cast<uint8_t *>(
+            MemoryContextAllocExtended(CurrentMemoryContext, meta.nodes / 8 + 1, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO));
         check_slots(has_twins);
         check_twins(has_twins);
         check_upper();
@@ -317,27 +317,78 @@ struct Verifier {
 
 } // namespace
 
+/*
+ * On a standby replay moves on under a run, which goes by its copy of the metapage, so a fault may be none: it is
+ * returned, in `keep`, with all pages that the run had locked let go. Null: there is none.
+ */
+static ErrorData *RunUnderReplay(Verifier *verifier, MemoryContext keep)
+{
+    MemoryContext context = CurrentMemoryContext;
+    ResourceOwner owner = CurrentResourceOwner;
+    ErrorData *volatile fault = nullptr;
+    BeginInternalSubTransaction(nullptr);
+    MemoryContextSwitchTo(context);
+    PG_TRY();
+    {
+        verifier->run();
+        ReleaseCurrentSubTransaction();
+    }
+    PG_CATCH();
+    {
+        MemoryContextSwitchTo(keep);
+        fault = CopyErrorData();
+        FlushErrorState();
+        RollbackAndReleaseCurrentSubTransaction();
+    }
+    PG_END_TRY();
+    MemoryContextSwitchTo(context);
+    CurrentResourceOwner = owner;
+    if (fault != nullptr && fault->sqlerrcode != ERRCODE_INDEX_CORRUPTED)
+        ReThrowError(fault);
+    return fault;
+}
+
 void VgVerify(Relation index)
 {
+    constexpr int kTries = 100;
     bool lock = !RecoveryInProgress();
     if (lock)
         VgLockStructure(index);
     MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "vecgpu check", ALLOCSET_DEFAULT_SIZES);
     MemoryContext old = MemoryContextSwitchTo(context);
-    uint64_t seen = 0;
-    for (;;) {
+    Meta last = {};
+    for (int tries = 0;; tries++) {
         CHECK_FOR_INTERRUPTS();
         MemoryContextReset(context);
         Verifier verifier;
         memset(static_cast<void *>(&verifier), 0, sizeof(verifier));
         verifier.index = index;
-        verifier.run();
-        if (!verifier.again)
+        ErrorData *fault = nullptr;
+        if (lock)
+            verifier.run();
+        else
+            fault = RunUnderReplay(&verifier, old);
+        if (fault == nullptr && !verifier.again)
             break;
-        /* Pages are freed only after a publish: if there was none, this is no race with replay. */
-        if (verifier.meta.epoch == seen)
+        /*
+         * Blocks change hands only when the metapage changes. If it is the run's copy, and was so when the run before
+         * failed, this is no race with replay.
+         */
+        Meta now;
+        VgReadMeta(index, &now);
+        if (memcmp(&now, &verifier.meta, sizeof(Meta)) == 0 && memcmp(&now, &last, sizeof(Meta)) == 0) {
+            if (fault != nullptr)
+                ReThrowError(fault);
             VgCorrupt(index, 0, "a delta chain is broken");
-        seen = verifier.meta.epoch;
+        }
+        memcpy(&last, &now, sizeof(Meta));
+        if (tries == kTries)
+            ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+                            errmsg("could not check index \"%s\" because replay kept changing it",
+                                   RelationGetRelationName(index)),
+                            errhint("Please check it while replay is paused, or on the primary.")));
+        if (fault != nullptr)
+            FreeErrorData(fault);
     }
     MemoryContextSwitchTo(old);
     MemoryContextDelete(context);

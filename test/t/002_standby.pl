@@ -292,5 +292,28 @@ for my $node ($primary, $standby)
     vg_check($node, 'at the end');
     vg_log_clean($node, 'the whole run', allow => $expected);
 }
+
+# ---- a fault that is none of replay's ----
+# vecgpu_check on a standby, which is the primary of the beginning now, looks again when replay has moved on; what is still there then is reported.
+caught_up($standby, $primary);
+my $file = $primary->data_dir . '/' . $primary->safe_psql('postgres', "SELECT pg_relation_filepath('items_v')");
+$primary->stop;
+{
+    open(my $pages, '+<:raw', $file) or die "$file: $!";
+    my ($page, $damaged) = ('', 0);
+    for (my $block = 0; read($pages, $page, 8192) == 8192; $block++)
+    {
+        next if unpack('S', substr($page, 8184, 2)) != 0x5605;    # the journal
+        seek($pages, $block * 8192 + 8184, 0);
+        print $pages "\0\0";
+        seek($pages, ($block + 1) * 8192, 0);
+        $damaged++;
+    }
+    close($pages);
+    cmp_ok($damaged, '>', 0, 'pages of the journal are damaged');
+}
+$primary->start;
+# XX001: by a checksum, where there are some.
+like(vg_psql_error($primary, "SELECT vecgpu_check('items_v')"), qr/^XX00[12] /, 'vecgpu_check on a standby reports damage');
 $_->stop for $primary, $standby;
 done_testing();
