@@ -7,6 +7,7 @@
 
 namespace vecgpu::cuda {
 
+/* Since some time or other, for differences only. */
 __device__ __forceinline__ uint64_t nanoseconds()
 {
     uint64_t t;

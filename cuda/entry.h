@@ -29,19 +29,20 @@ struct Pivots {
 void make_pivots(Pivots *pivots, Storage storage, const Rows &rows, const std::vector<uint32_t> &slots,
                  cudaStream_t stream);
 
+constexpr uint32_t kEntryParts = kPivots / 128; /* of the pivots, at most */
+constexpr uint32_t kMostTurns = 16384;          /* queries that can be put in order */
+
 /*
- * entries[q * kEntries + i], kNone where there is none; nearest[p * count + q], p < kEntryParts, whose least is about the
- * distance of the best of them. Also zeroes *ticket.
+ * entries[q * kEntries + i], kNone where there is none; nearest[p * count + q] for some p < kEntryParts, the least of
+ * which is about the distance of the best entry. Also zeroes *ticket.
  */
-constexpr uint32_t kEntryParts = kPivots / 128;
 void launch_entry(const Machine &machine, const PivotView &pivots, uint32_t dimensions, const float *queries,
                   uint32_t count, uint32_t *entries, float *nearest, uint32_t *ticket, cudaStream_t stream);
 
 /*
- * The numbers of the queries, those first whose nearest entry is far away: their walks are long (rows computed and that
+ * The numbers of `count` <= kMostTurns queries, `nearest` as launch_entry() left it for them, those first whose nearest entry is far away: their walks are long (rows computed and that
  * distance correlate by 0.6), and long ones that begin late are what a batch ends up waiting for.
  */
-constexpr uint32_t kMostTurns = 16384; /* queries */
 void launch_turns(const Machine &machine, const float *nearest, uint32_t count, uint32_t *turns, cudaStream_t stream);
 
 } // namespace vecgpu::cuda

@@ -5,8 +5,8 @@
  * cluster, by a hash of its id: that block has it in its part of the visited set and computes its key. Words that may
  * enter the list are stored into a box in the shared memory of every block; after one cluster barrier every block goes
  * on for itself, all with the same data:
- *   1. New words and the best open nodes of the list so far are ranked by counting, all threads; the first of them are
- *      the parents of the round. This does not wait for the list.
+ *   1. New words and the best open nodes of the list so far are ranked, by all threads: by counting, or many words by
+ *      bins; the first of them are the parents of the round. This does not wait for the list.
  *   2. The links of the parents are read. While they are on their way all threads merge the new words into the block's
  *      copy of the list: every word finds its place by a binary search.
  *   3. Ids that belong to the block and are new to it are collected, then their keys are computed by all warps in equal
@@ -18,6 +18,7 @@
 #pragma once
 
 #include "block_list.cuh"
+#include "block_round.cuh"
 #include "cluster.cuh"
 #include "entry.cuh"
 #include "graph_warp.cuh"

@@ -21,7 +21,8 @@
 
 namespace vecgpu::cuda {
 
-constexpr uint32_t kMaxParents = 64; /* most_parents() */
+constexpr uint32_t kMaxParents = 64;
+static_assert(most_parents(kMaxGraphEf) <= kMaxParents);
 
 /* Of the visited set of a warp, by the registers of its list: wide lists meet more nodes. */
 template <int kRegisters>

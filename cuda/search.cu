@@ -19,7 +19,7 @@ namespace {
 
 /* Hits of few queries are written to pinned memory by the kernels themselves. */
 constexpr uint32_t kMappedHits = 4096;
-/* Blocks of a cluster, and of one whose boxes have room for all words of a round (block_list.cuh). */
+/* Blocks of a cluster, and of one whose boxes have room for all words of a round (block_round.cuh). */
 constexpr uint32_t kMostBlocks = 8, kRoomyBlocks = 4;
 /* The scan's list must hold a few times k. */
 constexpr uint32_t kMaxScanK = kScanCandidates / 8;

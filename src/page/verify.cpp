@@ -196,8 +196,8 @@ struct Verifier {
         if (meta.kind == IndexKind::Flat)
             return;
         uint8_t *record = static_cast<uint8_t *>(palloc(Shape(regions, Region::Upper).record_bytes));
-        uint8_t *levels =
-            static_cast<uint8_t *>(MemoryContextAllocHuge(CurrentMemoryContext, static_cast<size_t>(meta.upper) + 1));
+        uint8_t *levels = static_cast<uint8_t *>(
+            MemoryContextAllocHuge(CurrentMemoryContext, static_cast<size_t>(meta.upper) + 1));
         uint32_t *ids = static_cast<uint32_t *>(palloc(sizeof(uint32_t) * meta.m));
         UpperRecord last = {kNone, 0, {0, 0, 0}};
         for (uint32_t i = 0; i < meta.upper; i++) {
@@ -306,8 +306,8 @@ struct Verifier {
             return;
         decoded = static_cast<float *>(palloc(sizeof(float) * meta.dimensions));
         check_region_pages();
-        uint8_t *has_twins = static_cast<uint8_t *>(
-            MemoryContextAllocExtended(CurrentMemoryContext, meta.nodes / 8 + 1, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO));
+        uint8_t *has_twins = static_cast<uint8_t *>(MemoryContextAllocExtended(
+            CurrentMemoryContext, meta.nodes / 8 + 1, MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO));
         check_slots(has_twins);
         check_twins(has_twins);
         check_upper();

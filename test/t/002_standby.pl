@@ -294,7 +294,8 @@ for my $node ($primary, $standby)
 }
 
 # ---- a fault that is none of replay's ----
-# vecgpu_check on a standby, which is the primary of the beginning now, looks again when replay has moved on; what is still there then is reported.
+# vecgpu_check on a standby (by now the primary of the beginning) looks again when replay has moved on; what is still there then is
+# reported.
 caught_up($standby, $primary);
 my $file = $primary->data_dir . '/' . $primary->safe_psql('postgres', "SELECT pg_relation_filepath('items_v')");
 $primary->stop;
