@@ -3,8 +3,8 @@
  *
  *   device_bench DEVICE.so [--base FILE --query FILE] [--rows N] [--dimensions D] [--queries N]
  *                [--storages f32,f16,bf16,i8] [--exact] [--graph] [--ef 40,64,...] [--k 10,100] [--batches 1,16,...]
- *                [--m M] [--graph-file FILE] [--cosine | --ip] [--normalise] [--check] [--self] [--filter SHARE]
- *                [--calls N] [--forms] [--latency]
+ *                [--m M] [--ef-construction E] [--graph-file FILE] [--cosine | --ip] [--normalise] [--check]
+ *                [--self] [--filter SHARE] [--calls N] [--forms] [--latency]
  *
  * Files are .u8bin or .fbin (bench/README.md). Without files the rows are made up: 10,000 clusters of a 16-d latent
  * space. The graph is the one that CREATE INDEX builds (core/build.h); --graph-file keeps it for the next run over the
@@ -266,7 +266,7 @@ void print_forms(DeviceMirror *mirror, const Set &queries, uint32_t n, uint32_t 
 int main(int argc, char **argv)
 {
     const char *object = nullptr, *base = nullptr, *query = nullptr, *graph_file = nullptr, *storages = "f32";
-    uint32_t n = 1000000, dimensions = 128, m = 16;
+    uint32_t n = 1000000, dimensions = 128, m = 16, ef_construction = 64;
     bool exact = false, graph = false, forms = false, check = false, self = false, normalise = false, single = false;
     uint32_t asked = 10000, calls = 0;
     double share = 0;
@@ -285,6 +285,8 @@ int main(int argc, char **argv)
             dimensions = uint32_t(atol(value()));
         else if (word == "--m")
             m = uint32_t(atol(value()));
+        else if (word == "--ef-construction")
+            ef_construction = uint32_t(atol(value()));
         else if (word == "--graph-file")
             graph_file = value();
         else if (word == "--storages")
@@ -354,11 +356,11 @@ int main(int argc, char **argv)
     if (graph) {
         start = seconds();
         if (!graph_file || !read_graph(&own, graph_file, n, m)) {
-            build(&own, encode(rows, Storage::Float32), n, dimensions, metric, m);
+            build(&own, encode(rows, Storage::Float32), n, dimensions, metric, m, ef_construction);
             if (graph_file)
                 write_graph(own, graph_file, n, m);
         }
-        printf("graph m %u: %.1f s\n", m, seconds() - start);
+        printf("graph m %u, ef_construction %u: %.1f s\n", m, ef_construction, seconds() - start);
     }
     std::vector<uint64_t> filter;
     if (share > 0) {

@@ -126,7 +126,8 @@ struct OwnGraph {
     std::vector<uint8_t> levels, locks;
 };
 
-inline void build(OwnGraph *own, const Encoded &rows, uint32_t n, uint32_t dimensions, Metric metric, uint32_t m)
+inline void build(OwnGraph *own, const Encoded &rows, uint32_t n, uint32_t dimensions, Metric metric, uint32_t m,
+                  uint32_t ef_construction)
 {
     constexpr uint64_t seed = 42;
     own->graph = graph_make(m);
@@ -142,8 +143,9 @@ inline void build(OwnGraph *own, const Encoded &rows, uint32_t n, uint32_t dimen
     own->graph.levels = own->levels.data();
     own->graph.locks = own->locks.data();
     graph_add_nodes(&own->graph, seed, n);
-    BuildParams params = {metric, rows.storage, dimensions, 64, 0, std::max(1u, std::thread::hardware_concurrency()),
-                          true,   false};
+    BuildParams params = {
+        metric, rows.storage, dimensions, ef_construction, 0, std::max(1u, std::thread::hardware_concurrency()),
+        true,   false};
     BuildControl control;
     if (build_graph(&own->graph, rows.rows.data(), 0, n, params, &control) != BuildStatus::Ok)
         fprintf(stderr, "build: fewer threads\n");

@@ -24,6 +24,7 @@ class Run:
         self.figures = {}       # key -> value
         self.commands = []
         self.failures = []
+        self.texts = []         # (prefix, ef_construction)
 
     def call(self, words, parse):
         self.commands.append(" ".join(os.path.relpath(w, ROOT) if w.startswith(ROOT) else w for w in words))
@@ -141,10 +142,11 @@ class Run:
 
         def graph(prefix, storage, recall, bars, name):
             ef, found = self.graph(prefix, storage, recall)
+            peers = prefix.rstrip("0123456789")
             if ef is None:
                 return
             for batch, bar in bars:
-                us, peer = get(f"{prefix}.{storage}.graph.{ef}.{batch}"), self.peer(prefix, ("CAGRA",), batch, recall)
+                us, peer = get(f"{prefix}.{storage}.graph.{ef}.{batch}"), self.peer(peers, ("CAGRA",), batch, recall)
                 what = f"graph, {name}, ef {ef} (recall {found:.5f}), {batch:,}"
                 if batch == 10000:
                     add(what, rate(us, batch), bar, "M q/s", rate(peer, batch), True)
@@ -154,7 +156,8 @@ class Run:
         graph("sift", "f32", 0.99, ((1, 55), (16, 65), (64, 120), (256, 220), (1024, 500), (10000, 4.2)), "f32")
         graph("sift", "f16", 0.99, ((10000, 6.8),), "f16")
         graph("sift", "i8", 0.99, ((10000, 10),), "i8")
-        graph("text", "f32", 0.96, ((1, 90), (64, 180), (10000, 1.0)), "text 384-d")
+        for prefix, width in self.texts:
+            graph(prefix, "f32", 0.96, ((1, 90), (64, 180), (10000, 1.0)), f"text 384-d, ef_construction {width}")
         for key in sorted(k for k in self.figures if k.endswith(".self")):
             add(f"self-match, {key[:-5]}", get(key), 99.9, "%", None, True)
 
@@ -200,7 +203,8 @@ def main():
     parser.add_argument("--raft", help="program that prints RAFT's select_k times")
     parser.add_argument("--only", default="exact,graph,self,text,select,hash,dispatch")
     parser.add_argument("--ef", default="80,96,100,102,104,112,128,144")
-    parser.add_argument("--text-ef", default="64,128,256,320,360,400,450,512")
+    parser.add_argument("--text-ef", default="64,96,128,144,160,192,256,360,512")
+    parser.add_argument("--text-ef-construction", default="64,200", help="a graph each")
     parser.add_argument("--section")
     parser.add_argument("--host", default="one GPU")
     options = parser.parse_args()
@@ -219,8 +223,12 @@ def main():
                 run.device(name, options.sift, ["--graph", "--rows", "200000", "--self", *words, "--storages", "f32,f16,bf16,i8",
                                                 "--ef", "64", "--k", "10", "--batches", "10000"])
     if options.text and "text" in only:
-        run.device("text", options.text, ["--graph", "--graph-file", f"{options.text}/graph.m16", "--cosine", "--exact", "--ef",
-                                          options.text_ef, "--k", "10", "--batches", "1,16,64,256,1024,10000"])
+        for width in options.text_ef_construction.split(","):
+            prefix = f"text{width}"
+            run.texts.append((prefix, width))
+            run.device(prefix, options.text, ["--graph", "--ef-construction", width, "--graph-file", f"{options.text}/graph.{width}",
+                                              "--cosine", "--ef", options.text_ef, "--k", "10", "--batches", "1,16,64,256,1024,10000"])
+        run.device("text", options.text, ["--cosine", "--exact", "--k", "10", "--batches", "1,16,64,256,1024,10000"])
     if "select" in only:
         run.select()
     if "hash" in only:
@@ -233,7 +241,7 @@ def main():
         if options.sift:
             run.peers("sift", options.sift, [])
         if options.text:
-            run.peers("text", options.text, ["--cosine"])
+            run.peers("text", options.text, ["--cosine", "--widths", "64,128,256"])
     table = ["| what | measured | bar | | best peer of this run |", "| --- | --- | --- | --- | --- |"]
     table += ["| " + " | ".join(row) + " |" for row in run.rows()]
     print("\n" + "\n".join(table))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """cuVS and faiss-gpu on the same GPU and the same rows as device_bench: device time of a call by batch size.
 
-    gpu_peers.py --base FILE --query FILE [--cosine] [--parts flat,cagra,faiss]
+    gpu_peers.py --base FILE --query FILE [--cosine] [--parts flat,cagra,faiss] [--widths 64,128]
 
 Needs cuvs, faiss (GPU), cupy and torch. A line a measurement, tab-separated: what, setting, recall@10, batch, microseconds of device
 time of one call (sum of all its kernels and copies, from the profiler; queries and results lie in device memory). FILE: .u8bin or .fbin.
@@ -42,6 +42,7 @@ def main():
     parser.add_argument("--cosine", action="store_true")
     parser.add_argument("--parts", default="flat,cagra,faiss")
     parser.add_argument("--batches", default="1,16,64,256,1024,10000")
+    parser.add_argument("--widths", default="64,128", help="itopk_size of CAGRA")
     options = parser.parse_args()
     parts = options.parts.split(",")
     batches = [int(b) for b in options.batches.split(",")]
@@ -99,10 +100,10 @@ def main():
             report("faiss Flat", "float32", 1, batch, lambda v: index.search(torch.as_tensor(v, device="cuda"), K))
         del index, own
     if "cagra" in parts:
-        for degree, inter, widths in [(32, 64, [64, 128]), (64, 128, [64, 128])]:
+        for degree, inter in [(32, 64), (64, 128)]:
             index = cagra.build(cagra.IndexParams(metric="sqeuclidean", intermediate_graph_degree=inter, graph_degree=degree,
                                                   build_algo="ivf_pq"), x, resources=resources)
-            for width in widths:
+            for width in [int(w) for w in options.widths.split(",")]:
                 params = cagra.SearchParams(itopk_size=width)
                 found = recall(cp.asarray(cagra.search(params, index, q, K, resources=resources)[1]).get())
                 for batch in batches:

@@ -168,7 +168,7 @@ struct RoundWords {
     __device__ __forceinline__ bool sort(RoundRoom<kThreads> &room, uint32_t turn) const
     {
         constexpr uint32_t kCrowded = 24, kBins = RoundRoom<kThreads>::kBins, kEach = kBins / kThreads;
-        const uint32_t tid = threadIdx.x, lane = tid & 31;
+        const uint32_t tid = threadIdx.x;
         const float low = key_of_order(room.least[turn]), width_of_all = key_of_order(room.most[turn]) - low;
         const float scale = width_of_all > 0 && width_of_all < 1e37f ? (kBins - 1) / width_of_all : 0.f;
         /* A greater word has no lesser bin: every step rounds monotonously. */
@@ -189,13 +189,9 @@ struct RoundWords {
         }
         if (most > kCrowded)
             room.crowded = 1;
-        uint32_t before = warp_inclusive_sum(total, lane);
-        if (lane == 31)
-            room.sums[tid / 32] = before;
-        __syncthreads();
+        const uint32_t before = block_sum_before(total, room.sums);
         if (room.crowded)
             return false;
-        before += __reduce_add_sync(kFullWarp, lane < tid / 32 ? room.sums[lane] : 0u) - total;
         uint32_t start = before;
 #pragma unroll
         for (uint32_t b = 0; b < kEach; b += 2) {

@@ -27,6 +27,20 @@ __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value, int lane)
     return value;
 }
 
+/*
+ * The sum of the values of the threads before this one. All threads of a block call, with `sums` of a word a warp in
+ * shared memory; a barrier comes between two calls with the same. One barrier is inside.
+ */
+__device__ __forceinline__ uint32_t block_sum_before(uint32_t value, uint32_t *sums)
+{
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    const uint32_t within = warp_inclusive_sum(value, lane);
+    if (lane == 31)
+        sums[warp] = within;
+    __syncthreads();
+    return within - value + __reduce_add_sync(kFullWarp, lane < warp ? sums[lane] : 0u);
+}
+
 struct BlockBoundStorage {
     Word low[32], high[32]; /* a warp */
     uint32_t valid[32];
@@ -291,7 +305,6 @@ template <int kThreads, int kItems>
 __device__ __forceinline__ bool block_spread(Word *words, uint32_t count, uint32_t k, BlockBoundStorage &s,
                                              BlockBins<kThreads> &bins)
 {
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     uint32_t low = kNanOrder, high = 0, unused = 0;
     for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
         const uint32_t order = static_cast<uint32_t>(words[i] >> 32);
@@ -323,12 +336,7 @@ __device__ __forceinline__ bool block_spread(Word *words, uint32_t count, uint32
         __syncthreads();
         const uint4 held = *mine;
         const uint32_t total = held.x + held.y + held.z + held.w;
-        uint32_t before = warp_inclusive_sum(total, lane);
-        if (lane == 31)
-            bins.sums[warp] = before;
-        before -= total;
-        __syncthreads();
-        before += __reduce_add_sync(kFullWarp, lane < warp ? bins.sums[lane] : 0u);
+        const uint32_t before = block_sum_before(total, bins.sums);
         const uint32_t starts[4] = {before, before + held.x, before + held.x + held.y, before + total - held.w},
                        sizes[4] = {held.x, held.y, held.z, held.w};
         *mine = make_uint4(starts[0], starts[1], starts[2], starts[3]);

@@ -51,6 +51,19 @@ void select(const Device *device)
     check(cudaSetDevice(device->machine.ordinal), "cudaSetDevice");
 }
 
+__global__ void probe_kernel() {}
+
+/*
+ * The chip that kernels are to be written for: that of the device, or the older one that they were compiled for
+ * (cuda/Makefile, FEATURES), which lacks clusters.
+ */
+int major_of(const cudaDeviceProp &properties)
+{
+    cudaFuncAttributes attributes;
+    check(cudaFuncGetAttributes(&attributes, probe_kernel), "kernel attributes");
+    return attributes.ptxVersion < 90 ? attributes.ptxVersion / 10 : properties.major;
+}
+
 /* Ordinals of CUDA that the kernels can run on. CUDA_VISIBLE_DEVICES and MIG have had their say before us. */
 std::vector<int> usable_devices(char *error)
 {
@@ -94,7 +107,7 @@ Status api_open(uint32_t number, Device **device, DeviceInfo *info, char *error)
         cudaDeviceProp properties;
         check(cudaGetDeviceProperties(&properties, machine.ordinal), "device properties");
         machine.sms = properties.multiProcessorCount;
-        machine.major = properties.major;
+        machine.major = major_of(properties);
         machine.minor = properties.minor;
         machine.shared_per_block = properties.sharedMemPerBlockOptin;
         made->max_batch = kMaxBatch;

@@ -180,7 +180,6 @@ __global__ void __launch_bounds__(kTurnThreads) turns_kernel(const float *neares
     __shared__ __align__(16) uint32_t bins[kBins];
     __shared__ uint32_t sums[kTurnThreads / 32];
     __shared__ BlockBoundStorage storage;
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     uint32_t orders[kItems], low = kNanOrder, high = 0, unused = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kItems; i++) {
@@ -209,11 +208,7 @@ __global__ void __launch_bounds__(kTurnThreads) turns_kernel(const float *neares
     uint4 &mine = reinterpret_cast<uint4 *>(bins)[threadIdx.x];
     const uint4 held = mine;
     const uint32_t total = held.x + held.y + held.z + held.w;
-    uint32_t before = warp_inclusive_sum(total, lane);
-    if (lane == 31)
-        sums[warp] = before;
-    __syncthreads();
-    before += __reduce_add_sync(kFullWarp, lane < warp ? sums[lane] : 0u) - total;
+    const uint32_t before = block_sum_before(total, sums);
     mine = make_uint4(before, before + held.x, before + held.x + held.y, before + total - held.w);
     __syncthreads();
 #pragma unroll

@@ -166,16 +166,16 @@ __global__ void __launch_bounds__(kThresholdThreads)
 }
 
 /*
- * Drops what can no longer be among the k nearest; the new threshold. A block has kThresholdThreads / 32 queries: lists
- * of at most kWarpRows words are a warp's, longer ones the block's, one after the other.
+ * Drops what can no longer be among the k nearest; the new threshold. A block has `each` queries, at most one a warp:
+ * lists of at most kWarpRows words are a warp's, longer ones the block's, one after the other.
  */
 __global__ void __launch_bounds__(kThresholdThreads)
-    prune_kernel(Word *lists, uint32_t *counts, uint32_t queries, uint32_t k, uint32_t slack, const float *errors,
-                 float *thresholds)
+    prune_kernel(Word *lists, uint32_t *counts, uint32_t queries, uint32_t each, uint32_t k, uint32_t slack,
+                 const float *errors, float *thresholds)
 {
-    constexpr uint32_t kWarps = kThresholdThreads / 32;
-    const uint32_t lane = threadIdx.x & 31, first = blockIdx.x * kWarps, mine = first + threadIdx.x / 32;
-    if (mine < queries && counts[mine] <= kWarpRows) {
+    const uint32_t lane = threadIdx.x & 31, first = blockIdx.x * each, mine = first + threadIdx.x / 32;
+    const uint32_t end = min(first + each, queries);
+    if (mine < end && counts[mine] <= kWarpRows) {
         constexpr int kItems = kWarpRows / 32;
         const uint32_t count = counts[mine];
         Word *list = lists + static_cast<size_t>(mine) * kListRows, words[kItems];
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kThresholdThreads)
     __shared__ BlockBoundStorage storage;
     __shared__ uint32_t counter;
     constexpr int kItems = kListRows / kThresholdThreads;
-    for (uint32_t q = first; q < min(first + kWarps, queries); q++) {
+    for (uint32_t q = first; q < end; q++) {
         const uint32_t count = counts[q]; /* warps only change those that are small and stay so */
         if (count <= kWarpRows)
             continue;
@@ -446,9 +446,11 @@ FlatLists launch_flat_lists(const Machine &machine, const FlatImage &image, cons
         pass(static_cast<uint32_t>(first), static_cast<uint32_t>(last), true);
         if (last == tiles)
             break; /* the re-scoring does the last pruning */
-        prune_kernel<<<(job.count + kThresholdThreads / 32 - 1) / (kThresholdThreads / 32), kThresholdThreads, 0,
-                       stream>>>(workspace->lists.data(), workspace->counts.data(), job.count, job.k, job.k / 8 + 1,
-                                 workspace->errors.data(), workspace->thresholds.data());
+        /* Few queries: the block of a long list has no other to do. */
+        const uint32_t each = job.count > static_cast<uint32_t>(sms) * 4 ? kThresholdThreads / 32 : 1;
+        prune_kernel<<<(job.count + each - 1) / each, kThresholdThreads, 0, stream>>>(
+            workspace->lists.data(), workspace->counts.data(), job.count, each, job.k, job.k / 8 + 1,
+            workspace->errors.data(), workspace->thresholds.data());
         check_launch("prune");
     }
     return {workspace->lists.data(), workspace->counts.data(), workspace->errors.data()};

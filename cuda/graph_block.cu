@@ -8,7 +8,7 @@ bool launch_graph_block(const Machine &machine, const Job &job, const Job &walk,
                         cudaStream_t stream)
 {
     bool fits = false;
-    if (shape.threads > 128 || job.ef > 256)
+    if (shape.threads > 128)
         with_kernel<kStorage, Precision::Rough, 4, 8>(
             job.rows.metric, job.rows.dimensions,
             BlockLauncher<true>{machine, job, walk, storage, shape, stream, &fits});

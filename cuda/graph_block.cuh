@@ -542,7 +542,7 @@ struct BlockLauncher {
     void run()
     {
         if constexpr (!kLarge)
-            job.ef <= 128 ? go<Kernel, 4, 128>() : go<Kernel, 8, 128>();
+            go<Kernel, 4, 128>();
         else if (job.ef > 256)
             shape.threads == 512 ? go<Kernel, 16, 512>() : go<Kernel, 16, 256>();
         else if (shape.threads == 512)

@@ -2,9 +2,8 @@
  * graph_mail.cuh: search of layer 0 by clusters that take their queries from mailboxes (resident.h): the form for few
  * queries. The search itself is that of graph_block.cuh.
  *
- * The first block looks at the mailbox and hands the query, or the word that it is time to leave, to the others. They
- * wait in the barrier of the cluster, which costs nothing. A block may be one query behind when the next is handed out,
- * so there are two places for it in turn.
+ * The first block looks at the mailbox and sends the query, or the word that it is time to leave, to the others
+ * (receive_mail()). The search has barriers of the cluster, so no block is more than one query behind.
  */
 #pragma once
 
@@ -19,7 +18,7 @@ constexpr int kMailThreads = 512;
 /* Words of shared memory beyond those of the search: a multiple of 4. */
 __host__ __device__ constexpr uint32_t graph_mail_words(uint32_t dimensions, uint32_t k)
 {
-    return 2 * ((dimensions + 3) / 4 * 4) + (2 * k + 3) / 4 * 4;
+    return 2 * mail_place(dimensions) + (2 * k + 3) / 4 * 4;
 }
 
 template <class Kernel, int kRegisters>
@@ -28,37 +27,26 @@ __global__ void __launch_bounds__(kMailThreads, 1)
                       uint32_t blocks)
 {
     extern __shared__ __align__(16) uint32_t dynamic[];
-    __shared__ uint32_t taken[2], stop, found;
+    __shared__ MailDesk desk;
+    __shared__ uint32_t found;
     const uint32_t dimensions = given.graph.rows.dimensions;
     uint32_t *places = dynamic + graph_block_words(Kernel::storage, given.graph.rows.pieces, given.graph.k,
                                                    given.graph.bits != nullptr, given.graph.parents, given.graph.degree,
                                                    blocks, WarpList<kRegisters>::kCapacity, kMailThreads);
-    uint32_t *hits = places + 2 * ((dimensions + 3) / 4 * 4);
+    uint32_t *hits = places + 2 * mail_place(dimensions);
     BlockArguments arguments = given;
     arguments.graph.hits = reinterpret_cast<Hit *>(hits);
     arguments.graph.counts = &found;
     const uint32_t me = block_of_cluster(blocks);
     Mailbox *box = job.boxes + blockIdx.x / blocks;
     const uint64_t begun = nanoseconds();
-    if (threadIdx.x == 0)
-        stop = 0;
-    cluster_barrier(blocks); /* all blocks are there, and may be written to */
+    open_desk(desk, blocks);
 
     for (uint32_t number = job.first;; number++) {
-        uint32_t *words = places + (number & 1) * ((dimensions + 3) / 4 * 4);
-        uint64_t came = 0;
-        if (me == 0) {
-            const bool got = take_mail(job, box, number, begun, dimensions, &stop, [&](uint32_t i, uint32_t word) {
-                for (uint32_t b = 0; b < blocks; b++)
-                    store_remote(words + i, b, word);
-            });
-            came = nanoseconds();
-            if (threadIdx.x < blocks)
-                store_remote(taken + (number & 1), threadIdx.x, got ? 1u : 0u);
-        }
-        cluster_barrier(blocks);
-        if (!taken[number & 1])
+        const uint32_t *words = receive_mail(job, box, number, begun, dimensions, desk, places, blocks);
+        if (!words)
             break;
+        const uint64_t came = nanoseconds();
         graph_block_search<Kernel, kRegisters, kMailThreads>(arguments, 0, reinterpret_cast<const float *>(words),
                                                              blocks, dynamic);
         if (me == 0 && threadIdx.x < 32) {

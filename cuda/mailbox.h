@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__x86_64__)
@@ -25,20 +26,26 @@ constexpr uint32_t kMailAnswerWords = 2048;
 using Piece = uint64_t; /* the word below, the query's number above */
 
 struct Mailbox {
-    /* Written by the host. `query` follows on `leave`, so that a look at both is one trip too. */
+    /* Written by the host. One look of 16 bytes sees two of these. */
     alignas(128) uint64_t leave; /* kernels of a generation up to this are to leave */
-    Piece query[kMailQueryWords + 1];
+    uint64_t asked;              /* number of the query */
+    Piece query[kMailQueryWords];
     /* Written by the kernel. */
     alignas(128) Piece answer[kMailAnswerWords];
     alignas(128) uint64_t left; /* the kernel of this generation has left, or takes no query any more */
 };
 
-/* The caller's side. */
+static_assert(kMailQueryWords % 2 == 0 && offsetof(Mailbox, query) % 16 == 0);
+
+/* The caller's side. Pieces come in pairs. */
 inline void mail_put(Mailbox *box, const uint32_t *words, uint32_t count, uint32_t number)
 {
     const Piece above = static_cast<Piece>(number) << 32;
+    box->asked = number; /* first, as what is written last may have to fetch its line again */
     for (uint32_t i = 0; i < count; i++)
         box->query[i] = above | words[i];
+    if (count % 2 != 0)
+        box->query[count] = above;
     std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 

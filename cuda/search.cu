@@ -386,12 +386,10 @@ private:
         }
         if (count_ <= sms)
             return {1, 512};
-        if (job_.ef > 256)
-            return count_ <= sms * 12 ? BlockShape{1, 256} : BlockShape{0, 0};
-        /* Two blocks an SM; then smaller ones, six an SM; then warps, with the highest throughput. */
-        if (count_ <= sms * 2)
+        /* Two blocks an SM; narrow lists then by smaller ones, six an SM; then warps, with the highest throughput. */
+        if (count_ <= sms * (job_.ef <= 128 ? 2 : 12))
             return {1, 256};
-        return count_ <= sms * 16 ? BlockShape{1, 128} : BlockShape{0, 0};
+        return job_.ef <= 128 && count_ <= sms * 16 ? BlockShape{1, 128} : BlockShape{0, 0};
     }
 
     /*

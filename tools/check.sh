@@ -222,36 +222,64 @@ sql_suites() {
 }
 
 
-# Kernels under compute-sanitizer, on small sizes: every form, storage and way. One check a run.
+# Kernels under compute-sanitizer, on small sizes: every form, storage and way. One check a run; runs share the GPU, as they are slow
+# on the CPU's side.
 sanitizer_suite() {
-    local tool passed=0 failed=0 log=$WORK/sanitizer.log bench="$ROOT/build/device_bench $ROOT/cuda/build/vecgpu_cuda.so --graph --k 10 --ef 32 --calls 1"
+    local passed=0 failed=0 name folder=$WORK/sanitizer bench="build/device_bench cuda/build/vecgpu_cuda.so --k 10 --calls 1"
+    local graph="$bench --graph --ef 32 --batches"
     command -v compute-sanitizer >/dev/null || die "No compute-sanitizer on the PATH (it comes with CUDA)."
+    mkdir -p "$folder"
+    # sanitized TOOL COMMAND...
     sanitized() {
-        # shellcheck disable=SC2086
-        if timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 $1 >"$log" 2>&1; then
+        local name=$folder/$((++SANITIZED))
+        while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n || true; done
+        (
+            cd "$ROOT"
+            printf '%s\n' "$*" >"$name.command"
+            timeout 300 compute-sanitizer --tool "$1" --error-exitcode 9 "${@:2}" >"$name.log" 2>&1 && touch "$name.good"
+        ) &
+    }
+    local SANITIZED=0 tool
+    # shellcheck disable=SC2086
+    {
+        for tool in memcheck initcheck; do
+            sanitized $tool cuda/build/select_test --tiny
+            sanitized $tool $graph 1,2,16,140 --queries 140 --rows 3000 --dimensions 96 --exact --storages f32,f16,bf16,i8
+        done
+        # It cannot follow the blocks of a cluster ("failed to handle a hardware exception"), so from 67 queries on: one block a query.
+        for tool in memcheck racecheck; do
+            sanitized $tool $graph 134 --queries 134 --rows 2200 --dimensions 160 --storages f32,i8
+            sanitized $tool $graph 400 --queries 400 --rows 2200 --dimensions 32 --storages f32,i8
+            sanitized $tool $graph 3000 --queries 3000 --rows 2200 --dimensions 32 --storages f32,i8
+            sanitized $tool $graph 134 --queries 134 --rows 12000 --dimensions 160 --ef 300
+            sanitized $tool $graph 400 --queries 400 --rows 8000 --dimensions 96 --ef 160
+            sanitized $tool $bench --exact --queries 2 --rows 40000 --dimensions 64 --batches 1,2 --storages f16,i8
+            sanitized $tool $bench --exact --k 100 --queries 1 --rows 40000 --dimensions 40 --batches 1
+            sanitized $tool $bench --exact --queries 600 --rows 9000 --dimensions 64 --batches 600 --storages f32,i8
+            sanitized $tool cuda/build/hash_test --small
+        done
+        sanitized racecheck cuda/build/select_test --tiny
+        sanitized memcheck $graph 1700 --queries 1700 --rows 12000 --dimensions 40 --ef 300
+        sanitized memcheck $graph 1,16,40 --queries 40 --rows 20000 --dimensions 200 --storages f32,i8 --ef 32,300
+        sanitized memcheck env VECGPU_WALK_IMAGE=0 $graph 1,2,16,140 --queries 140 --rows 3000 --dimensions 70 --storages f32,f16,bf16
+        sanitized memcheck cuda/build/dispatch_test --tests
+    }
+    wait
+    for name in "$folder"/*.command; do
+        name=${name%.command}
+        if [ -e "$name.good" ]; then
             passed=$((passed + 1))
         else
             failed=$((failed + 1))
-            say "$tool of $1:"
-            grep -v '^=\+ *$' "$log" | tail -n 40
+            say "$(cat "$name.command"):"
+            grep -v '^=\+ *$' "$name.log" | tail -n 40
         fi
-    }
-    for tool in memcheck initcheck; do
-        sanitized "$ROOT/cuda/build/select_test --tiny"
-        sanitized "$bench --queries 140 --rows 3000 --dimensions 96 --exact --batches 1,2,16,140 --storages f32,f16,bf16,i8"
     done
-    tool=memcheck
-    sanitized "$ROOT/cuda/build/hash_test --small"
-    sanitized "$bench --queries 400 --rows 3000 --dimensions 96 --batches 400 --storages f32,i8"
-    # It is slow, and cannot follow the blocks of a cluster ("failed to handle a hardware exception"): large blocks, small blocks, warps.
-    tool=racecheck
-    sanitized "$ROOT/cuda/build/select_test --tiny"
-    sanitized "$ROOT/cuda/build/hash_test --small"
-    sanitized "$bench --queries 134 --rows 2200 --dimensions 32 --batches 134"
-    sanitized "$bench --queries 400 --rows 2200 --dimensions 32 --batches 400"
-    sanitized "$bench --queries 3000 --rows 2200 --dimensions 32 --batches 3000"
     add sanitizer "$passed" "$failed"
 }
+
+# sm_90, say
+this_chip() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/\([0-9]*\)\.\([0-9]*\)/sm_\1\2/p'; }
 
 # The same suites and answers on the GPU; and the device against the host device, the k-selection against a
 # sort, and the hash tables against sets.
@@ -259,11 +287,16 @@ gpu_suites() {
     local passed=0 failed=0
     say "building"
     make -C "$ROOT" --no-print-directory -s -j"$JOBS" cuda cuda-test device-bench build/engine/parity
+    # The way of chips that have no clusters, for this one.
+    make -C "$ROOT/cuda" --no-print-directory -s -j"$JOBS" ARCH="$(this_chip)" FEATURES=compute_80 BUILD=build/older
     make -C "$ROOT" --no-print-directory -s -j"$JOBS" all install
     run_program parity "$ROOT/build/engine/parity" "$ROOT/cuda/build/vecgpu_cuda.so"
+    run_program parity_rows env VECGPU_WALK_IMAGE=0 "$ROOT/build/engine/parity" "$ROOT/cuda/build/vecgpu_cuda.so"
+    run_program parity_older "$ROOT/build/engine/parity" "$ROOT/cuda/build/older/vecgpu_cuda.so"
     run_program parity_large "$ROOT/build/engine/parity" --large "$ROOT/cuda/build/vecgpu_cuda.so"
     run_program select_test "$ROOT/cuda/build/select_test"
     run_program hash_test "$ROOT/cuda/build/hash_test"
+    run_program dispatch_test "$ROOT/cuda/build/dispatch_test" --tests
     add device "$passed" "$failed"
     sanitizer_suite
     prepare_sql
