@@ -36,7 +36,7 @@ constexpr uint32_t kFirstParents = 2;
 constexpr uint32_t kRampShift = 0;
 constexpr uint32_t most_parents(uint32_t ef)
 {
-    return ef <= 192 ? 32 : 64;
+    return ef <= 256 ? 32 : 64;
 }
 
 /* Copies of the pivots for scanning them, see entry.h. Pivots p with the same p / (kPivots / kEntries) are a class. */
