@@ -70,11 +70,11 @@ __device__ __forceinline__ void open_desk(MailDesk &desk, uint32_t blocks)
  * two places in turn; between two calls there has to be a barrier of the cluster.
  *
  * The first block looks. Every thread of it looks at its own pair until this has come: there is no barrier between
- * looks, whose price would be that of the slowest look of all. All warps look, each at as little as there is: so the
- * looks of one do not wait for each other. It sends what it has seen to all blocks, where it is
- * counted as it arrives; a barrier of the cluster instead would first wait until all of that has been acknowledged. A
- * thread that gives up says so to all blocks before it sends what it has, so that nobody waits for it and whoever has
- * counted all pairs knows.
+ * looks, whose price would be that of the slowest look of all. For the same reason the pairs are dealt out to all warps,
+ * as the lanes of a warp look together. A thread sends what it has seen to all blocks, where it is counted as it
+ * arrives; a barrier of the cluster instead would first wait until all of that has been acknowledged. A thread that
+ * gives up says so to all blocks before it sends what it has: so nobody waits for it, and whoever has counted all pairs
+ * knows.
  */
 __device__ __forceinline__ const uint32_t *receive_mail(const MailJob &job, const Mailbox *box, uint32_t number,
                                                         uint64_t begun, uint32_t count, MailDesk &desk,
