@@ -29,7 +29,12 @@ class Run:
     def call(self, words, parse):
         self.commands.append(" ".join(os.path.relpath(w, ROOT) if w.startswith(ROOT) else w for w in words))
         print("$ " + self.commands[-1], flush=True)
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        except OSError as error:
+            print(error, flush=True)
+            self.failures.append(self.commands[-1])
+            return
         for line in process.stdout:
             print(line, end="", flush=True)
             parse(line)
