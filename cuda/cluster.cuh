@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "hopper.cuh"
 #include "keys.cuh"
 
 namespace vecgpu::cuda {
@@ -22,9 +23,7 @@ __device__ __forceinline__ uint32_t remote_address(const void *own, uint32_t blo
 {
     uint32_t remote = 0;
 #if __CUDA_ARCH__ >= 900
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(remote)
-        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(own))), "r"(block));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(own)), "r"(block));
 #endif
     return remote;
 }
@@ -67,9 +66,9 @@ __device__ __forceinline__ void store_to(uint32_t *own, uint32_t block, uint32_t
 __device__ __forceinline__ void count_init(uint64_t *counter)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(counter)))
-                 : "memory");
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(shared_address(counter))
+        : "memory");
 #endif
 }
 
@@ -98,10 +97,9 @@ __device__ __forceinline__ void count_wait(uint64_t *counter, uint32_t bytes, ui
 {
 #if __CUDA_ARCH__ >= 900
     if (blocks > 1 && threadIdx.x < 32) {
-        const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(counter));
+        const uint32_t address = shared_address(counter);
         if (threadIdx.x == 0)
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes)
-                         : "memory");
+            barrier_expect(counter, bytes);
         asm volatile("{ .reg .pred p;\n"
                      "wait_%=: mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
                      "@p bra done_%=;\n"

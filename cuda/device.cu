@@ -108,7 +108,6 @@ Status api_open(uint32_t number, Device **device, DeviceInfo *info, char *error)
         check(cudaGetDeviceProperties(&properties, machine.ordinal), "device properties");
         machine.sms = properties.multiProcessorCount;
         machine.major = major_of(properties);
-        machine.minor = properties.minor;
         machine.shared_per_block = properties.sharedMemPerBlockOptin;
         made->max_batch = kMaxBatch;
         size_t free_bytes = 0, total_bytes = 0;

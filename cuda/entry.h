@@ -40,8 +40,9 @@ void launch_entry(const Machine &machine, const PivotView &pivots, uint32_t dime
                   uint32_t count, uint32_t *entries, float *nearest, uint32_t *ticket, cudaStream_t stream);
 
 /*
- * The numbers of `count` <= kMostTurns queries, `nearest` as launch_entry() left it for them, those first whose nearest entry is far away: their walks are long (rows computed and that
- * distance correlate by 0.6), and long ones that begin late are what a batch ends up waiting for.
+ * The numbers of `count` <= kMostTurns queries, `nearest` as launch_entry() left it for them, those first whose nearest
+ * entry is far away: their walks are long (rows computed and that distance correlate by 0.6), and long ones that begin
+ * late are what a batch ends up waiting for.
  */
 void launch_turns(const Machine &machine, const float *nearest, uint32_t count, uint32_t *turns, cudaStream_t stream);
 

@@ -446,8 +446,7 @@ FlatLists launch_flat_lists(const Machine &machine, const FlatImage &image, cons
         pass(static_cast<uint32_t>(first), static_cast<uint32_t>(last), true);
         if (last == tiles)
             break; /* the re-scoring does the last pruning */
-        /* Few queries: the block of a long list has no other to do. */
-        const uint32_t each = job.count > static_cast<uint32_t>(sms) * 4 ? kThresholdThreads / 32 : 1;
+        const uint32_t each = lists_a_block(machine, job.count, kThresholdThreads);
         prune_kernel<<<(job.count + each - 1) / each, kThresholdThreads, 0, stream>>>(
             workspace->lists.data(), workspace->counts.data(), job.count, each, job.k, job.k / 8 + 1,
             workspace->errors.data(), workspace->thresholds.data());

@@ -62,6 +62,12 @@ struct FlatLists {
     const float *errors;
 };
 
+/* Queries a block of `threads` prunes or re-scores: a warp each if they are many; of few, all warps have one list. */
+inline uint32_t lists_a_block(const Machine &machine, uint32_t queries, uint32_t threads)
+{
+    return queries > static_cast<uint32_t>(machine.sms) * 4 ? threads / 32 : 1;
+}
+
 /* Whether the rows of a version whose commit extended the image can be searched so. */
 bool flat_batch_possible(const FlatImage &image, uint32_t k);
 

@@ -161,8 +161,7 @@ struct RescoreLauncher {
     {
         const size_t shared = Kernel::kVectors * job.rows.pieces * sizeof(uint4);
         allow_shared<rescore_kernel<Kernel>>(shared, machine.ordinal);
-        /* Few queries: all warps of a block for each. */
-        const uint32_t each = job.count > static_cast<uint32_t>(machine.sms) * 4 ? kRescoreThreads / 32 : 1;
+        const uint32_t each = lists_a_block(machine, job.count, kRescoreThreads);
         rescore_kernel<Kernel><<<(job.count + each - 1) / each, kRescoreThreads, shared, stream>>>(
             job.rows, job.prepared, job.count, each, job.k, lists, job.hits, job.counts);
         check_launch("rescore");

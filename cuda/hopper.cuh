@@ -1,6 +1,6 @@
 /*
- * hopper.cuh: instructions of sm_90a without a C++ name: barriers in shared memory that count bytes, bulk copies, and
- * matrix multiply-add by a warpgroup (wgmma). See the PTX ISA, "Asynchronous warpgroup level matrix instructions".
+ * hopper.cuh: instructions without a C++ name: barriers in shared memory that count bytes and bulk copies (sm_90), and
+ * matrix multiply-add by a warpgroup (wgmma, sm_90a). See the PTX ISA, "Asynchronous warpgroup level matrix instructions".
  */
 #pragma once
 

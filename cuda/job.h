@@ -97,7 +97,7 @@ struct RadixState {
 struct Machine {
     int ordinal;
     int sms;
-    int major, minor;
+    int major;
     size_t shared_per_block; /* opt-in limit */
 };
 

@@ -175,8 +175,7 @@ int main(int argc, char **argv)
         printf("no device\n");
         return 2;
     }
-    machine = {0, properties.multiProcessorCount, properties.major, properties.minor,
-               properties.sharedMemPerBlockOptin};
+    machine = {0, properties.multiProcessorCount, properties.major, properties.sharedMemPerBlockOptin};
     std::string mode = argc > 1 ? argv[1] : "";
     try {
         if (mode == "--bench") {
